@@ -317,21 +317,49 @@ class Balancer:
         self._transfer_s = float("nan") if self.meter.was_held_up else table.transfer_s
         finished = FinishedRound(self.rounds, self._work.epoch, self._work.plan, table, now - self._agreed_at)
         self._planner.learn(finished)
-        self.finished = finished
         self._finishes = True
+        self._tell(finished)
+        self._agreed_at = now
+        planned, used = self._work.plan.total, table.total
+        self.meter.end_round(now)
+        self._know_fixed_cost()
+        self._state = _State.AGREED
+        self._rescale = 1.0
+        return planned / used if used and not self.policy.weighs_twice else 1.0
+
+    # Rounds whose tables come late (``hvd_hetero.late_tables``).
+
+    def close_round(self) -> tuple[MicroBatch, bool]:
+        """End the round at hand without a table; return its last micro-batch, and whether the round was a short one."""
+        self._expect(_State.COMPUTING)
+        self.meter.done(self._work.samples)
+        short = self._planner.is_short(self._work.plan)
+        self._planner.go_on()
+        self._agreed_at = self._clock()
+        self._state = _State.AGREED
+        return self._work, short
+
+    def agree_late(self, finished: FinishedRound, *, short: bool) -> None:
+        """The table of rounds that are over is here: decide the latest plan again."""
+        self._planner.revise(finished, short=short)
+        self._tell(finished)
+        self._know_fixed_cost()
+
+    def now(self) -> float:
+        """Seconds on this rank's clock."""
+        return self._clock()
+
+    def _tell(self, finished: FinishedRound) -> None:
+        self.finished = finished
         if self.next_round_over is not None:
             call, self.next_round_over = self.next_round_over, None
             call()
         if self.observer is not None:
             self.observer(finished)
-        self._agreed_at = now
-        planned, used = self._work.plan.total, table.total
-        self.meter.end_round(now)
+
+    def _know_fixed_cost(self) -> None:
         if self.meter.pace is not None and self._planner.fixed_costs is not None:
             self.meter.pace.know(float(self._planner.fixed_costs.samples[self.rank]))
-        self._state = _State.AGREED
-        self._rescale = 1.0
-        return planned / used if used and not self.policy.weighs_twice else 1.0
 
     def require_finite(self) -> None:
         """Raise if some rank's gradient of the round just agreed is not finite: the update is about to be made."""

@@ -60,8 +60,11 @@ class Agreement:
         self._to_the_bit = True
         self._largest: dict[int, float] = {}
 
-    def require(self, round: int, table: RoundTable, ways_out: WaysOut) -> None:
-        """Raise on every rank alike, if any of them has gone its own way."""
+    def require(self, round: int, table: RoundTable, ways_out: WaysOut, turn: int | None = None) -> None:
+        """Raise on every rank alike, if any of them has gone its own way.
+
+        ``turn`` says which parameter the ranks have shown; None: that of the round.
+        """
         if not table.unanimous:
             for name, tolerance, meaning in _MUST_AGREE:
                 if ranks := table.disagreement(name, tolerance):
@@ -72,7 +75,7 @@ class Agreement:
         if not known.any() or not self._watched:
             return
         first = int(known.argmax())
-        which, _ = piece_of(round, self._watched)
+        which, _ = piece_of(round if turn is None else turn, self._watched)
         # Relative to the largest that it ever was: numbers that pass through zero are no closer together there.
         largest = self._largest[which] = max(self._largest.get(which, 0.0), float(np.fmax.reduce(np.abs(shown))))
         nan = np.isnan(shown)  # which has many bits

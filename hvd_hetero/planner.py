@@ -80,23 +80,32 @@ class Planner:
         return plan.total < self._plans[0].total
 
     def learn(self, finished: FinishedRound) -> None:
-        """Learn from the present round, which is agreed, and decide one more plan."""
+        """The present round is agreed: decide one more plan."""
+        short = self.is_short(finished.plan)
+        self.go_on()
+        self.revise(finished, short=short)
+
+    def go_on(self) -> None:
+        """The present round is over: until a table says otherwise, the latest plan holds for one round more."""
+        self._plans.append(self._plans[-1])
+        self._plans.popleft()
+        self.rounds += 1
+
+    def revise(self, finished: FinishedRound, *, short: bool) -> None:
+        """Decide the latest plan again, by a table of rounds that are over."""
         believed = finished
         if self._plausibility is not None:
-            short = self.is_short(finished.plan)
-            table = self._plausibility(self.rounds, finished.table, short=short)
+            table = self._plausibility(finished.round, finished.table, short=short)
             believed = finished if table is finished.table else replace(finished, table=table)
         if self.fixed_costs is not None:
-            self.fixed_costs.learn(finished.table, short=self.is_short(finished.plan))
+            self.fixed_costs.learn(finished.table, short=short)
         plan = self.policy.next(self._plans[-1], believed)
         plan = plan.within(finished.table.column("limit"))
         if self._changes is not None:
-            self._changes(self.rounds + 1 + self.lead, self._plans[-1], plan, believed.table)
-        self._plans.append(plan)
-        self._plans.popleft()
+            self._changes(self.rounds + self.lead, self._plans[-1], plan, believed.table)
+        self._plans[-1] = plan
         if self.anticipation is not None and finished.plan.ends == "first":
             self.anticipation.learn(finished)
-        self.rounds += 1
 
     def renegotiate(self, state: Mapping[str, Any], speeds: Sequence[float], limits: Sequence[int]) -> None:
         """Go on from the state of another membership; shares follow what the present ranks know about themselves.

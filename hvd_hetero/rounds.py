@@ -154,6 +154,22 @@ class RoundPlan:
         few = total < busy.sum()
         return tuple(proportional(self.samples, total, minimum=0 if few else busy).tolist())
 
+    def in_step(self, least: int = 1, largest: int = 0) -> RoundPlan:
+        """The same samples in equally many micro-batches on all ranks, at least ``least``: each has a sample in each.
+
+        No micro-batch holds more than ``largest`` samples (0: any number). Shares that are too small for so many
+        micro-batches are raised; where that cannot be, shares become equal.
+        """
+        most = max(self.samples)
+        count = max(least, -(-most // largest) if largest else 1)
+        samples = self.samples
+        if min(samples) < count:
+            possible = count * self.workers <= self.total
+            equal = proportional(np.ones(self.workers), self.total, minimum=0).tolist()
+            samples = self._divide(self.total, count, 1) if possible else tuple(equal)
+            count = max(least, -(-max(samples) // largest) if largest else 1)
+        return replace(self, samples=samples, micro_batches=(count,) * self.workers)
+
     def without(self, ended: Sequence[bool]) -> RoundPlan:
         """Return the plan without the ranks whose data have ended; the others keep their work.
 

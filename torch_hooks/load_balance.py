@@ -7,7 +7,10 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
+import torch
+
 from hvd_hetero.checks import integer
+from hvd_hetero.errors import RoundStateError
 from hvd_hetero.policies import BSP, Policy
 from hvd_hetero.rounds import MicroBatch
 from hvd_hetero.session import Face, Session
@@ -15,6 +18,8 @@ from hvd_hetero.telemetry import Telemetry
 from hvd_hetero.topology.mixing import Mixing
 from hvd_hetero.watchdog import Patience
 from torch_hooks.arguments import LOAD_BALANCE, refuse
+from torch_hooks.beside.accumulation import reduced_later
+from torch_hooks.beside.rounds import Reducer
 from torch_hooks.body import another_batch
 from torch_hooks.session import TorchSession
 from torch_hooks.wires.choice import TorchWire, wire_here
@@ -38,6 +43,9 @@ class LoadBalance(Face):
     sync
         ``"allreduce"``, ``"d-psgd"`` or ``"matcha"``, or one of the last two with a graph of your own
         (``hvd_hetero.topology.mixing``).
+    reducer
+        What a reducer of your own makes of the gradients of all ranks, beside which ``scale`` is used: "mean"
+        (``DistributedDataParallel``, ``fully_shard``, ``hvd.DistributedOptimizer``), or "sum".
     allow_nan
         If False, NaN or an infinity in some rank's gradient (on a CPU) stops all ranks before the update, with an error
         that names the rank. Updates that a gradient scaler skips are no error.
@@ -69,6 +77,7 @@ class LoadBalance(Face):
         *,
         global_batch: int | None = None,
         sync: str | Mixing = "allreduce",
+        reducer: Reducer = "mean",
         allow_nan: bool = False,
         telemetry: str | os.PathLike[str] | Telemetry | None = None,
         progress: bool = False,
@@ -83,18 +92,65 @@ class LoadBalance(Face):
                 "global_batch is missing: the samples of a round over all ranks together; with batch_size on each "
                 "rank so far, write global_batch=batch_size * hvd.size()"
             )
+        if reducer not in ("mean", "sum"):
+            raise ValueError(
+                f"reducer must be 'mean' or 'sum', got {reducer!r}; DistributedDataParallel, fully_shard and "
+                "hvd.DistributedOptimizer take the mean unless told otherwise"
+            )
         wire = wire_here() if wire is None else wire
         core = Session(
             policy, wire.rank, wire.size, global_batch, telemetry, progress=progress, sync=sync, allow_nan=allow_nan,
             wire=wire, patience=patience, waits_in=wire.waits_in, gives_up_s=wire.gives_up_s, crew=wire.crew,
         )  # fmt: skip
-        self._session = TorchSession(core, wire, check_body=check_body)
+        self._session = TorchSession(core, wire, check_body=check_body, reducer=reducer)
         self._patience = patience
 
     @property
     def round_complete(self) -> bool:
-        """Whether ``step()`` really steps now, or has just done so; False while micro-batches are still gathered."""
+        """Whether ``step()`` really steps now, or has just done so; False while micro-batches are still gathered.
+
+        Beside a reducer of your own: whether this is the last micro-batch of the round, after which to step.
+        """
         return not self._session.balancer.between_updates
+
+    def scale(self, loss: torch.Tensor) -> torch.Tensor:
+        """Return the loss of this batch, weighted so that a reducer of your own makes the exact gradient of the round.
+
+            model = DistributedDataParallel(model)           # or fully_shard(model), or hvd.DistributedOptimizer
+            balance = LoadBalance(global_batch=512)
+            for x, y in BalancedLoader(dataset, balance, shuffle=True):
+                optimizer.zero_grad()
+                balance.scale(loss_fn(model(x), y)).backward()
+                optimizer.step()
+
+        ``loss`` is the mean over the samples of the batch. Call it once for each batch, last of all that makes the
+        loss, but before a gradient scaler's ``scale``. For policies whose ranks do equally many micro-batches: "bsp",
+        "lb-bsp" and ``StaticAllocation``. It also notes when this rank has done its work, so call ``backward()`` of
+        what it returns. Wrap the model before the loop.
+        """
+        beside = self._session.beside
+        if beside is None:
+            if self._session.optimizer is not None:
+                raise RoundStateError(
+                    "scale() beside a DistributedOptimizer of this package would weight gradients twice; leave one of "
+                    "them out"
+                )
+            raise RoundStateError("scale() came without a batch; call it in the loop over the BalancedLoader")
+        return beside.scale(loss)
+
+    def accumulate(self, model: torch.nn.Module) -> AbstractContextManager[None]:
+        """Around forward and backward: reduce gradients in the last micro-batch of a round alone.
+
+            for x, y in BalancedLoader(dataset, balance, micro_batches=4):
+                with balance.accumulate(model):
+                    balance.scale(loss_fn(model(x), y)).backward()
+                if balance.round_complete:
+                    optimizer.step()
+                    optimizer.zero_grad()
+
+        ``model`` is a ``DistributedDataParallel``, or sharded by ``fully_shard``.
+        """
+        return reduced_later(model, now=self.round_complete)
 
     def also(self) -> LoadBalance:
         """Return the ``LoadBalance`` of one more optimizer in the same loop. It takes part in each round of this one.
@@ -124,6 +180,8 @@ class LoadBalance(Face):
         """
         self._session.require_first("balance.batch()")
         self._session.trains_here()
+        self._session.require_reducer()
+        self._session.leave_body()
         another_batch(self._session.body)
         samples = integer("samples", samples, 0, way_out="give the number of samples in this rank's batch, 0 for none")
         plan = self._session.balancer.plan()
@@ -136,6 +194,11 @@ class LoadBalance(Face):
             raise ValueError(
                 f"policy {self.policy.name!r} learns when an epoch ends, and batch() has none; give it every=…, in "
                 "rounds, or use a BalancedLoader"
+            )
+        if self._session.beside is not None and samples != self.batch_size:
+            raise ValueError(
+                f"samples must be balance.batch_size={self.batch_size} beside a reducer of your own, which weighs all "
+                f"ranks by the plan, got {samples}; take as many, or use a DistributedOptimizer"
             )
         self._session.begin(MicroBatch(plan, samples))
 
@@ -151,6 +214,11 @@ class LoadBalance(Face):
         and, up to ``optimizer.step()``, nothing that cannot be done twice. While micro-batches are accumulated, it
         costs a copy of the gradients. More in ``docs/gpu.md``.
         """
+        if self._session.beside is not None:
+            raise ValueError(
+                "a batch is not done again beside a reducer of your own, which may have sent part of its gradient; set "
+                "max_micro_batch of the policy, or use a DistributedOptimizer"
+            )
         return self._session.shortage.survived(self._session.optimizers)
 
     def state_dict(self) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from torch.utils.data import Dataset, IterableDataset
 
+from hvd_hetero.checks import integer
 from hvd_hetero.data.cutter import Cutter
 from hvd_hetero.rounds import MicroBatch
 from torch_hooks.body import Differs
@@ -65,6 +66,10 @@ class BalancedLoader:
         End the iteration once ``balance.rounds`` has reached this number. All ranks then stop after the same round; a
         ``break`` in the loop's body stops only the ranks whose body runs. Set a later number and iterate again to go on
         where it stopped: the place to save, evaluate or leave in the middle of an epoch.
+    micro_batches
+        Beside a reducer of your own (``LoadBalance.scale``): micro-batches of a round, the same number on every rank,
+        of unequal size; ``LoadBalance.accumulate`` defers the reduction to the last one. None: one, or more where
+        ``max_micro_batch`` of the policy asks for them.
     stream, rounds_per_epoch
         For an ``IterableDataset``. "whole": it yields the same samples in the same order on every rank; each round they
         are shared out by the plan, every sample to one rank, and an epoch ends with the stream. "shard": it yields on
@@ -93,6 +98,7 @@ class BalancedLoader:
         drop_last: bool = False,
         check_data: bool = True,
         stop_at: int | None = None,
+        micro_batches: int | None = None,
         stream: Literal["whole", "shard"] | None = None,
         rounds_per_epoch: int | None = None,
         samples_of: Callable[[Any], int] | None = None,
@@ -126,6 +132,10 @@ class BalancedLoader:
             of_batches = {name: loader_options.pop(name) for name in _OF_BATCHES if name in loader_options}
         else:
             of_batches = loader_options
+        workers, global_batch = session.balancer.workers, session.balancer.global_batch
+        way_out = "give as many as you accumulate, of at least one sample on each rank"
+        self._in_step = integer("micro_batches", micro_batches or 1, 1, global_batch // workers + 1, way_out=way_out)
+        self._asks_in_step = micro_batches is not None
         least = session.balancer.global_batch if drop_last else 1
         order = order_of(
             dataset, session.wire, shuffle=shuffle, seed=seed, sampler=sampler, batch_sampler=batch_sampler,
@@ -203,6 +213,8 @@ class BalancedLoader:
     def _epoch(self) -> Iterator[Any]:
         session = self._session
         session.trains_here()
+        session.require_reducer()
+        self._fit_reducer()
         session.abandon_round()  # in case the last iteration was left inside one
         compares, self._compares = self._compares, False
         if compares and session.balancer.workers > 1:
@@ -223,6 +235,22 @@ class BalancedLoader:
                 self._go_on_later()
                 return
 
+    def _fit_reducer(self) -> None:
+        """Cut rounds as the reducer needs them, or raise where it cannot be."""
+        if self._session.beside is None:
+            if self._asks_in_step:
+                raise ValueError(
+                    "micro_batches is for a reducer of your own, and balance serves a DistributedOptimizer; leave it "
+                    "out, and give max_micro_batch to the policy"
+                )
+            return
+        if self._count.told:
+            raise ValueError(
+                "samples_of needs DistributedOptimizer, which weights gradients by the samples that all ranks have "
+                "used; wrap the optimizer, or let the dataset return another sample in the place of one left out"
+            )
+        self._cutter.keep_in_step(self._in_step)
+
     def _stops(self) -> bool:
         return self.stop_at is not None and self._session.balancer.rounds >= self.stop_at
 
@@ -230,15 +258,19 @@ class BalancedLoader:
         """Raise if the epoch is too short for layers that wait for other ranks."""
         session, remaining = self._session, self._cutter.order.remaining
         workers = session.balancer.workers
-        if session.waits_in_layers and remaining is not None and remaining < workers and not self._stops():
+        least = workers * self._in_step
+        if session.waits_in_layers and remaining is not None and remaining < least and not self._stops():
+            who, each = ("SyncBatchNorm", "one") if session.beside is None else ("your reducer", f"{self._in_step}")
             raise ValueError(
                 f"epoch {self._cutter.order.epoch} has {remaining} sample(s) left for {workers} ranks, and "
-                "SyncBatchNorm needs one on every rank; give the loader more samples, or launch fewer ranks"
+                f"{who} needs {each} on every rank; give the loader more samples, or launch fewer ranks"
             )
 
     def _bodies_differ(self, work: MicroBatch) -> Differs | None:
         """Why the loop's body does not run equally often on all ranks, in this round or later; None: it does."""
         policy, plan = self._session.policy, work.plan
+        if self._session.beside is not None:
+            return None
         if plan.ends == "first":
             return Differs("in each round it runs as often as a rank gets to", now=not work.last)
         if len(set(plan.micro_batches)) > 1:

@@ -92,6 +92,11 @@ class DistributedOptimizer(WrappedOptimizer):
                 "DistributedOptimizer(optimizer, balance, named_parameters=model.named_parameters())"
             )
         session = balance._session
+        if session.beside is not None:
+            raise ValueError(
+                "balance has begun beside a reducer of your own (balance.scale); make the DistributedOptimizer before "
+                "the first batch, or keep to your reducer"
+            )
         if session.optimizer is not None:
             raise ValueError(
                 "balance already serves another optimizer; give this one balance.also(), which takes part in the same "

@@ -14,6 +14,7 @@ from hvd_hetero.consistency import WaysOut
 from hvd_hetero.errors import RoundStateError
 from hvd_hetero.rounds import MicroBatch
 from hvd_hetero.session import Session
+from torch_hooks.beside.rounds import Beside, Reducer
 from torch_hooks.body import Body, Differs, Watched
 from torch_hooks.gradients.arrangement import Arrangement
 from torch_hooks.out_of_memory import Shortage, Undoes
@@ -58,7 +59,7 @@ class RoundOptimizer(Undoes, Watched, Protocol):
 class TorchSession:
     """The rounds of one optimizer of this rank, and of those that it leads."""
 
-    def __init__(self, core: Session, wire: TorchWire, *, check_body: bool) -> None:
+    def __init__(self, core: Session, wire: TorchWire, *, check_body: bool, reducer: Reducer = "mean") -> None:
         self.wire = wire
         self.policy = core.policy
         self.goes_by_time = core.goes_by_time
@@ -75,6 +76,9 @@ class TorchSession:
         """The buckets of all optimizers of the loop."""
         self.shortage = Shortage(self.balancer, self.meter)
         self.optimizer: RoundOptimizer | None = None
+        self.beside: Beside | None = None
+        """The rounds, if gradients are reduced by what the user has: no optimizer is ours."""
+        self._reducer = reducer
         self.earlier: tuple[Balancer, ...] = ()
         """Of the optimizers that step before this one in the same loop."""
         self.waits_in_layers = False
@@ -128,17 +132,50 @@ class TorchSession:
             each._core.trains_here()
 
     def begin(self, work: MicroBatch, input_s: float = 0.0, *, cramped: bool = False) -> None:
-        """Begin a micro-batch; ``cramped``: right after one that did not fit."""
-        if self.optimizer is None:
-            raise ValueError(
-                "no optimizer synchronises this LoadBalance, so the ranks would drift apart in silence; wrap yours: "
-                "optimizer = DistributedOptimizer(optimizer, balance, named_parameters=model.named_parameters())"
-            )
+        """A micro-batch begins; ``cramped``: right after one that did not fit."""
+        if self.beside is not None:
+            self.beside.begin(work, input_s)
+            return
+        assert self.optimizer is not None, "else rounds go beside a reducer"
         self.shortage.begins(cramped=cramped)
         self.balancer.begin(work, input_s)
         self.optimizer.begin_micro_batch()
         for other in self._others:
             other.begin(work)
+
+    def require_reducer(self) -> None:
+        """Before a batch: if no optimizer is ours, gradients are reduced by what the user has."""
+        if self.optimizer is not None or self.beside is not None:
+            return
+        if self._others:
+            raise ValueError(
+                "also() is for optimizers that DistributedOptimizer wraps; wrap them, or scale the sum of all losses "
+                "beside your own reducer"
+            )
+        if not (self.policy.shares_alone and self._core.sums_gradients and all(self.balancer.plan().samples)):
+            raise ValueError(
+                f"policy {self.policy.name!r} needs a reducer of this package here, since not all ranks would do "
+                "equally many micro-batches, or sum gradients; wrap the optimizer before the loop: optimizer = "
+                "DistributedOptimizer(optimizer, balance, model.named_parameters()). Beside your own reducer use "
+                "'lb-bsp', 'bsp' or StaticAllocation of positive weights"
+            )
+        self.beside = Beside(
+            self.balancer, self.wire, self.prefix, self._reducer, goes_by_time=self.goes_by_time
+        )  # fmt: skip
+        self.waits_in_layers = self.wire.size > 1
+
+    def leave_body(self) -> bool:
+        """The loop's body is done with its batch: return whether that ends a round beside a reducer."""
+        return self.beside is not None and self.beside.leave()
+
+    def break_off(self) -> bool:
+        """The loop was left in its body: return whether that ends a round beside a reducer."""
+        return self.beside is not None and self.beside.break_off()
+
+    def settle(self) -> None:
+        """The iteration is over, on all ranks."""
+        if self.beside is not None:
+            self.beside.settle()
 
     def enter_body(self, differs: Differs) -> None:
         """Begin to watch the loop's body; ``differs``: why it does not run equally often on all ranks."""
@@ -153,6 +190,8 @@ class TorchSession:
         """Forget what an unfinished round has gathered."""
         for optimizer in self.optimizers:
             optimizer.abandon_round()
+        if self.beside is not None:
+            self.beside.abandon()
 
     def close(self) -> None:
         """Finish the telemetry, the signals and the watchdog."""

@@ -145,7 +145,8 @@ class SyncBatchNorm(_BatchNorm):
                 f"round {balancer.rounds} has {', '.join(map(str, plan.micro_batches))} micro-batches under policy "
                 f"{self._session.policy.name!r}, and SyncBatchNorm would wait for ever: {_WAY_OUT}"
             )
-        return balancer.work.samples
+        # Beside a reducer of the user's, the loss is scaled already, and so are the gradients that come here.
+        return balancer.work.samples if self._session.beside is None else 1
 
     def _track(self, mean: torch.Tensor, variance: torch.Tensor, count: float) -> None:
         assert self.running_mean is not None

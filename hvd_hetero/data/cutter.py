@@ -93,6 +93,10 @@ class Cutter:
         self.order.lead = self._plans.lead
         return begins
 
+    def keep_in_step(self, micro_batches: int) -> None:
+        """Cut rounds into as many micro-batches on every rank, at least so many."""
+        self.order.end = replace(self.order.end, in_step=micro_batches)
+
     def stop(self) -> None:
         """Have the next ``begin`` go on here, if anything is left of the epoch."""
         self._goes_on = self.more
@@ -119,6 +123,10 @@ class Cutter:
     def finish(self, table: RoundTable) -> None:
         """Note what the ranks have done of the oldest round that is not finished."""
         self.order.finish(table.figures("samples"), table.figures("ended"))
+
+    def finish_as_planned(self) -> None:
+        """Note that all ranks have done all of the oldest round that is not finished."""
+        self.order.finish(())
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the epoch stands after the last finished round, as plain data."""

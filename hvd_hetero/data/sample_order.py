@@ -73,7 +73,9 @@ class EpochEnd:
     largest: int = 0
     """Samples that a micro-batch may hold; 0: any number."""
     joins: bool = False
-    """False: a remainder is a separate round, whatever its size."""
+    """False: a remainder is a round of its own, whatever its size."""
+    in_step: int = 0
+    """Micro-batches of a round, at least: as many on every rank; 0: as many as planned."""
 
     @classmethod
     def of(cls, policy: Policy, *, joins: bool = True) -> EpochEnd:
@@ -83,13 +85,14 @@ class EpochEnd:
     def apart(self, plan: RoundPlan) -> int:
         """Return how many samples after a round with this plan are a separate round."""
         joins = self.joins and plan.ends == "all"
-        return plan.workers * -(-self.minimum // self.multiple_of) * self.multiple_of if joins else 1
+        least = max(self.minimum, self.in_step)
+        return plan.workers * -(-least // self.multiple_of) * self.multiple_of if joins else 1
 
     def fit(self, plan: RoundPlan, left: int) -> RoundPlan:
-        """Return the plan for the next round if so many samples are left: the same, a shorter or a longer one."""
-        if left >= plan.total + self.apart(plan):
-            return plan
-        return plan.resize(left, self.minimum, self.multiple_of).within(np.full(plan.workers, self.largest))
+        """Return the plan for the next round where so many samples are left: the same, a shorter or a longer one."""
+        if left < plan.total + self.apart(plan):
+            plan = plan.resize(left, self.minimum, self.multiple_of).within(np.full(plan.workers, self.largest))
+        return plan.in_step(self.in_step, self.largest) if self.in_step else plan
 
 
 class SampleOrder(ABC):

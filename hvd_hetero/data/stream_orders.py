@@ -23,6 +23,7 @@ and the samples of a ``SharedStream`` that has ``marks``.
 from __future__ import annotations
 
 import struct
+import sys
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -193,6 +194,7 @@ class ShardStream(SampleOrder):
         common.
         """
         self._round += 1
+        plan = self.end.fit(plan, sys.maxsize)
         part = self._pull(plan.samples[rank])
         self._open.append((plan, part))
         return Cut(plan, rank, part, self.epoch, zlib.crc32(struct.pack("<3q", self.epoch, self._round, self.rounds)))

@@ -50,7 +50,9 @@ class _Round:
     input_s: float = 0.0
     disturbed: bool = False
     teaches: bool = False
-    """True: its speed shows something about later rounds."""
+    """True: its speed tells something about later rounds."""
+    rounds: int = 1
+    """Rounds that these are the sums of, where a row tells of several."""
 
 
 class SpeedMeter:
@@ -92,6 +94,8 @@ class SpeedMeter:
         """True: a micro-batch is being computed."""
         self._held_s = 0.0
         """Seconds that this micro-batch has spent waiting for other ranks."""
+        self._holds_since = math.nan
+        """When the wait at hand began; NaN: there is none."""
         self._round_held_s = 0.0
         """The same, summed over the finished micro-batches of the round. `end_round` keeps it until the next."""
         self._rounds = 0
@@ -122,8 +126,15 @@ class SpeedMeter:
             self.once_s = self._apply_s + self.round.input_s
             self._round_held_s = 0.0
 
+    def another_round(self) -> None:
+        """One more round goes into the same row."""
+        self.round.rounds += 1
+
     def done(self, samples: int) -> None:
-        """Note that the micro-batch is computed."""
+        """The micro-batch is computed; said again, it changes nothing."""
+        if not self._running:
+            return
+        self.release()
         self._running = False
         self.done_at = self._clock()
         self.round.compute_s += self.done_at - self._began_at - self._held_s
@@ -135,19 +146,31 @@ class SpeedMeter:
 
     @contextmanager
     def held_up(self) -> Iterator[None]:
-        """Time what waits for other ranks while a micro-batch is at work; at other times measure nothing."""
-        if not self._running:
-            yield
-            return
-        if self.stopwatch is not None:
-            self.stopwatch.stop()
-        began_at = self._clock()
+        """Around what waits for other ranks while a micro-batch is at work; at other times nothing is measured."""
+        self.hold()
         try:
             yield
         finally:
-            self._held_s += self._clock() - began_at
+            self.release()
+
+    def hold(self) -> None:
+        """The rank begins to wait for others; until `release`, nothing counts as its work."""
+        if self._running and math.isnan(self._holds_since):
+            if self.stopwatch is not None:
+                self.stopwatch.stop()
+            self._holds_since = self._clock()
+
+    def release(self) -> None:
+        """The wait is over, if there was one."""
+        if not math.isnan(self._holds_since):
+            self._held_s += self._clock() - self._holds_since
+            self._holds_since = math.nan
             if self.stopwatch is not None:
                 self.stopwatch.start(waited=True)
+
+    def waited(self, seconds: float) -> None:
+        """After its work on a micro-batch, the rank has waited for others this long."""
+        self._round_held_s += seconds
 
     def failed(self, size: int, *, cramped: bool = False) -> int:
         """Return how large the parts of a micro-batch may be that did not fit. Its time says nothing about speed.
@@ -177,7 +200,8 @@ class SpeedMeter:
             self.reads = True
             lap = self.stopwatch.read()
             self.reads = False
-            self._before.compute_s, self._waited_s, self._lap_s = lap.work_s, lap.waiting_s, lap.elapsed_s
+            self._before.compute_s = lap.work_s
+            self._waited_s, self._lap_s = (s / self._before.rounds for s in (lap.waiting_s, lap.elapsed_s))
             if lap.paused_s < self._before.input_s:
                 self._before.input_s = lap.paused_s
         known = self.round if self.stopwatch is None else self._before
@@ -215,14 +239,14 @@ class SpeedMeter:
         return expected if self.pace is None else self.pace.speed(expected)
 
     def row(self) -> dict[str, float]:
-        """Return the figures of this rank for the table, after `learn`."""
+        """The figures of this rank for the table, after `learn`: means, if it tells of several rounds."""
         known = self.round if self.stopwatch is None else self._before
         gamma = None if self.profile is None else self.profile.gamma
         return {
-            "samples": self.round.samples,
-            "micro_batches": self.round.micro_batches,
-            "compute_s": known.compute_s,
-            "input_s": known.input_s,
+            "samples": self.round.samples / self.round.rounds,
+            "micro_batches": self.round.micro_batches / self.round.rounds,
+            "compute_s": known.compute_s / known.rounds,
+            "input_s": known.input_s / known.rounds,
             "wait_s": self._waited_s,
             "lap_s": 0.0 if self.stopwatch is None else self._lap_s,
             "samples_per_s": self.expected(),
@@ -232,7 +256,7 @@ class SpeedMeter:
             "intercept_s": 0.0 if gamma is None else gamma.intercept_s,
             "saturation": 0.0 if gamma is None else gamma.saturation,
             "limit": self.limit,
-            "timed_samples": known.samples if known.teaches else 0,
+            "timed_samples": known.samples / known.rounds if known.teaches else 0,
             "once_s": self.once_s if self.stopwatch is None and self.round.micro_batches else 0.0,
             "fixed_samples": 0.0 if self.pace is None else self.pace.samples,
             **self._hindered,
@@ -248,10 +272,10 @@ class SpeedMeter:
             if self._hindrances is not None:
                 self._hindered = self._hindrances.read().row()
 
-    def applying(self) -> None:
-        """Note that the optimizer's update begins."""
+    def applying(self, *, waited: bool = False) -> None:
+        """The optimizer's update begins. ``waited``: what came since the last gradient was waiting for others."""
         if self.stopwatch is not None:
-            self.stopwatch.start()
+            self.stopwatch.start(waited=waited)
 
     def applied(self, seconds: float) -> None:
         """Add the time of the optimizer's update: it delays the next round's gradient, so it counts as its work."""
@@ -263,7 +287,7 @@ class SpeedMeter:
         """End a round: the synchronisation is over, or is queued."""
         self._learn_the_rest()
         if self.stopwatch is None:
-            self._waited_s = now - self.done_at + self._round_held_s
+            self._waited_s = (now - self.done_at + self._round_held_s) / self.round.rounds
         else:
             self.stopwatch.lap()
             self._before = self.round
@@ -275,8 +299,8 @@ class SpeedMeter:
         return self._round_held_s > 0
 
     def forget(self) -> None:
-        """Forget the current round, as if it never was."""
-        self._running = False
+        """The round at hand never was."""
+        self._running, self._holds_since = False, math.nan
         if self.stopwatch is not None:
             self.stopwatch.forget()
         self.round = _Round()

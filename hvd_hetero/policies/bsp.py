@@ -18,6 +18,7 @@ class BSP(Policy):
 
     name: ClassVar[str] = "bsp"
     measures: ClassVar[bool] = False
+    shares_alone: ClassVar[bool] = True
 
     def __init__(self, *, max_micro_batch: int | None = None) -> None:
         self.max_micro_batch = checked_micro_batch(max_micro_batch)

@@ -72,6 +72,7 @@ class LBBSP(Policy):
     """
 
     name: ClassVar[str] = "lb-bsp"
+    shares_alone: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -54,6 +54,10 @@ class Policy(ABC):
     multiple_of: int = 1
     """The divisor of every share; in the last round of an epoch one rank may have another."""
 
+    shares_alone: ClassVar[bool] = False
+    """True: what it decides are shares. Ranks may do them in other numbers of micro-batches than planned, if these are
+    the same on all ranks, as reducers such as DistributedDataParallel need."""
+
     weighs_twice: bool = False
     """True: a rank that stops early also takes a smaller step, as in non-blocking-sgd (see ``NonBlocking``)."""
 

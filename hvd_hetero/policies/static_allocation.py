@@ -28,6 +28,7 @@ class StaticAllocation(Policy):
 
     name: ClassVar[str] = "static"
     measures: ClassVar[bool] = False
+    shares_alone: ClassVar[bool] = True
 
     def __init__(self, weights: Sequence[int]) -> None:
         try:

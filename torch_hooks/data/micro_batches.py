@@ -68,6 +68,7 @@ class MicroBatches:
             try:
                 batch = next(batches)
             except StopIteration:
+                session.settle()
                 return True
             work, indices = self._pending.popleft()
             if work.round < session.balancer.rounds:
@@ -95,9 +96,11 @@ class MicroBatches:
                 try:
                     yield batch
                     session.body.leave()
+                    self._note_closed(session.leave_body())
                 except GeneratorExit:
                     session.body.close()
                     session.shortage.left()
+                    self._note_closed(session.break_off())
                     self.note_finished()
                     self._due = _NEVER  # another loader's rounds from now on are not this one's
                     raise
@@ -107,6 +110,7 @@ class MicroBatches:
             else:
                 session.idle_round()
             self.note_finished()
+        session.settle()
         return False
 
     def note_finished(self) -> None:
@@ -114,6 +118,12 @@ class MicroBatches:
         finished = self._session.balancer.finished
         if finished is not None and finished.round == self._due and self.cutter.ahead:
             self.cutter.finish(finished.table)
+            self._due += 1
+
+    def _note_closed(self, closed: bool) -> None:
+        """The same of a round whose table comes late, but all ranks do what was planned."""
+        if closed:
+            self.cutter.finish_as_planned()
             self._due += 1
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,0 +1,117 @@
+r"""Tables that come late: one for several rounds, read when a later one begins, so that no rank waits for it.
+
+Gradients that another reducer sums carry no table along. So the ranks sum one by itself, beside their work:
+
+    round          r - k … r - 1        r              r + 1
+    this rank      works                sends a row    reads the table, decides
+
+A row tells of the k rounds since the last one, by their means. It leaves once a rank's work in them is done, and all
+ranks read the table one round later. Until then they have met in the reducer, so the table is there. In between, plans
+stay as they are: the table of round r decides the plan of round r + 2, or of the first one after those that a loader
+has fixed ahead.
+
+**How often.** Such a sum takes c seconds of a processor, whoever waits for it. With b the seconds of work in a round of
+the busiest rank, by the last table,
+
+    k = ceil(c / (0.01 b)),        at most K
+
+keeps it within 1 % of a step. All ranks have the same table, and so the same k. c is what ranks of Gloo that share two
+cores take, 1.5 ms; with Horovod it is less. K = 64 is arbitrary.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hvd_hetero.balancer import Balancer
+from hvd_hetero.consistency import require_finite
+from hvd_hetero.rounds import FinishedRound, MicroBatch, RoundReport, RoundTable, checksum
+
+__all__ = ["LateTables"]
+
+_COSTS_S = 1.5e-3  # c
+_SHARE = 0.01
+_MOST = 64  # K
+
+
+class LateTables:
+    """The rows that one rank sends, and what it makes of the tables."""
+
+    def __init__(self, balancer: Balancer) -> None:
+        self.every = 1
+        """Rounds that a row tells of: k."""
+        self.sent = 0
+        """Rows sent so far, which says what each shows of the parameters."""
+        self._balancer = balancer
+        self._rounds: list[MicroBatch] = []
+        self._short = False
+        self._began_at = balancer.now()
+        self._under_way: tuple[FinishedRound, bool] | None = None
+
+    @property
+    def due(self) -> bool:
+        """Whether the next row is to leave."""
+        return len(self._rounds) >= self.every
+
+    def close_round(self) -> None:
+        """Close the round at hand: the rank's work in it is done."""
+        work, short = self._balancer.close_round()
+        if self._rounds:
+            self._balancer.meter.another_round()
+            short = short and self._short
+        self._short = short
+        self._rounds.append(work)
+
+    def row(self, *, settings: float, witness: float, bits: float, broken: float) -> npt.NDArray[Any]:
+        """Return this rank's part of the table, which tells of the rounds since the last one.
+
+        A row teaches no speed if all of its rounds were short. Some short ones do no harm, for their means lie on the
+        same line.
+        """
+        balancer, meter = self._balancer, self._balancer.meter
+        rounds, last = len(self._rounds), self._rounds[-1]
+        meter.learn(short=self._short)
+        prints = [work.plan.fingerprint(work.data) for work in self._rounds]
+        report = RoundReport(
+            fingerprint=checksum(struct.pack(f"<{rounds}q", *prints)),
+            settings=settings,
+            witness=witness,
+            bits=bits,
+            kernels=balancer.kernels,
+            broken=broken,
+            contents=sum(work.contents for work in self._rounds) / rounds,
+            **meter.row(),
+        )
+        now = balancer.now()
+        table = RoundTable(np.zeros(RoundTable.length(balancer.workers)), balancer.workers)  # until it comes
+        finished = FinishedRound(balancer.rounds - 1, last.epoch, last.plan, table, (now - self._began_at) / rounds)
+        self._under_way = finished, self._short
+        self._began_at = now
+        self._rounds = []
+        self.sent += 1
+        meter.end_round(meter.done_at)
+        meter.rest()
+        return report.vector(balancer.rank, balancer.workers)
+
+    def hear(self, summed: npt.NDArray[Any]) -> None:
+        """The table of the latest rows is here: raise on all ranks alike, if one has gone its own way, or decide."""
+        assert self._under_way is not None, "a row has been sent"
+        (sent, short), self._under_way = self._under_way, None
+        balancer, table = self._balancer, RoundTable(summed, self._balancer.workers)
+        balancer.agreement.require(sent.round, table, balancer.ways_out, self.sent - 1)
+        if not balancer.allow_nan:
+            require_finite(sent.round, table.column("broken"))
+        finished = FinishedRound(sent.round, sent.epoch, sent.plan, table, sent.elapsed_s)
+        balancer.agree_late(finished, short=short)
+        busiest_s = float(table.busy_s.max())
+        if 0.0 < busiest_s < math.inf:
+            self.every = min(max(math.ceil(_COSTS_S / (_SHARE * busiest_s)), 1), _MOST)
+
+    def forget(self) -> None:
+        """The rounds that no row has told of never were."""
+        self._rounds = []

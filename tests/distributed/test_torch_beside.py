@@ -1,0 +1,149 @@
+"""Scaled losses beside DDP, FSDP2 and Horovod's own optimizer: exact, timed, and told where it goes wrong."""
+
+from __future__ import annotations
+
+import re
+import statistics
+
+import pytest
+
+pytestmark = pytest.mark.distributed
+JOBS = {
+    "2 ranks of torch.distributed": (2, "torch.distributed"),
+    "3 ranks of torch.distributed": (3, "torch.distributed"),
+    "2 ranks of Horovod": (2, "torch"),
+    "3 ranks of Horovod": (3, "torch"),
+}
+ANY = [
+    "momentum", "adamw", "clipped", "frozen", "static", "bsp", "lb-bsp", "loader with a worker",
+]  # fmt: skip
+SEVERAL = ["k = 3", "k = 3, reduced each time", "max_micro_batch"]
+EXACT = {
+    "ddp": [*ANY, *SEVERAL, "decay in the loss", "penalty", "find_unused_parameters", "static_graph"],
+    "fsdp": [*ANY, *SEVERAL, "kept whole"],
+    "horovod": [*ANY, "decay in the loss", "penalty", "k = 3", "sums"],
+}
+
+
+@pytest.fixture(scope="module")
+def ranks(request, pool):
+    with pool("torch_beside.py", *JOBS[request.param]) as ranks:
+        yield ranks
+
+
+def of(*kinds: str):
+    """Jobs on which these reducers are."""
+    found = [job for job in JOBS if any((kind == "horovod") == ("Horovod" in job) for kind in kinds)]
+    return pytest.mark.parametrize("ranks", found, indirect=True)
+
+
+def require_exact(outcome):
+    assert outcome["difference"] <= 1e-10
+    assert outcome["between_ranks"] == 0.0
+    assert outcome["visited"]
+
+
+@of("ddp")
+@pytest.mark.parametrize("case", EXACT["ddp"])
+def test_ddp_trains_as_one_process_does(ranks, case):
+    require_exact(ranks[0][f"ddp: {case}"])
+
+
+@of("fsdp")
+@pytest.mark.parametrize("case", EXACT["fsdp"])
+def test_fsdp2_trains_as_one_process_does(ranks, case):
+    require_exact(ranks[0][f"fsdp: {case}"])
+
+
+@of("horovod")
+@pytest.mark.parametrize("case", EXACT["horovod"])
+def test_horovods_own_optimizer_trains_as_one_process_does(ranks, case):
+    require_exact(ranks[0][f"horovod: {case}"])
+
+
+@of("fsdp")
+def test_mixed_precision_of_fsdp2_is_near(ranks):
+    assert 0 < ranks[0]["fsdp: mixed precision"]["difference"] < 0.02
+
+
+@of("ddp")
+def test_the_hard_cases_did_occur(ranks):
+    """Splits that change all the time, and unequal micro-batches in equal numbers."""
+    assert ranks[0]["ddp: momentum"]["splits"] >= 5
+    assert ranks[0]["ddp: momentum"]["tables"] == 30, "one a round, where they cost nothing"
+    assert ranks[0]["ddp: k = 3"]["micro_batches"] == [3]
+    assert ranks[0]["ddp: k = 3"]["splits"] >= 3
+    assert max(ranks[0]["ddp: max_micro_batch"]["micro_batches"]) >= 2
+    assert ranks[0]["ddp: lb-bsp"]["tables"] < 30, "steps of a millisecond pay for few"
+    assert ranks[0]["ddp: static"]["micro_batches"] == [1], "shares of a batch"
+
+
+@pytest.mark.parametrize("how", ["ddp", "fsdp", "horovod"])
+@pytest.mark.parametrize("ranks", list(JOBS), indirect=True)
+def test_a_rank_times_its_own_work(ranks, how, request):
+    if (how == "horovod") != ("Horovod" in request.node.callspec.params["ranks"]):
+        pytest.skip("another reducer")
+    outcome = ranks[0][f"{how}: own time"]
+    slept_s = outcome["slept_s"]
+    for rank, slept in enumerate(slept_s):
+        own_s = min(of_round[rank] for of_round in outcome["compute_s"])
+        assert slept <= own_s <= 1.05 * slept + 2e-3, "a busy machine adds some to all but the shortest"
+    waits = [statistics.median(each) for each in zip(*outcome["wait_s"], strict=True)]
+    assert waits[0] > 0.8 * (slept_s[-1] - slept_s[0])
+
+
+@pytest.mark.parametrize("how", ["ddp", "fsdp", "horovod"])
+@pytest.mark.parametrize("ranks", ["2 ranks of torch.distributed", "2 ranks of Horovod"], indirect=True)
+def test_lb_bsp_gives_the_slow_rank_less(ranks, how, request):
+    if (how == "horovod") != ("Horovod" in request.node.callspec.params["ranks"]):
+        pytest.skip("another reducer")
+    plans = ranks[0][f"{how}: slow rank"]["plans"]
+    fast, slow = (statistics.median(shares) for shares in zip(*plans[-8:], strict=True))
+    assert 1.5 < fast / slow < 2.5
+
+
+@pytest.mark.parametrize(
+    ("attempt", "message"),
+    [
+        ("no scalar", r"ValueError: loss must be one number.*got shape \(2,\); scale loss.mean\(\)"),
+        ("no tensor", "TypeError: loss must be a tensor, got float"),
+        ("not scaled", r"RoundStateError: the loss of the last batch was not scaled.*balance.scale\(loss\)"),
+        ("not propagated", r"RoundStateError: the scaled loss of the last batch was not used"),
+        ("twice", "RoundStateError: scale.. came twice for one batch"),
+        ("each of two", "RoundStateError: scale.. came twice for one batch.*of several models too.*scale their sum"),
+        ("sum of two", "nothing was refused"),
+        ("no gradient", r"ValueError: loss has no gradient: it was computed under torch.no_grad\(\)"),
+        ("outside", "RoundStateError: scale.. came without a batch"),
+        ("collective", "nothing was refused"),
+        ("learning rates", r"PlanMismatchError: round \d: ranks \[1\] have other hyper-parameters"),
+        ("NaN", r"HeteroError: round 4: the gradient of ranks \[1\] is not finite"),
+        ("policy", "ValueError: policy 'non-blocking' needs a reducer of this package.*optimizer = DistributedOptim"),
+        ("no data", "ValueError: policy 'static' needs a reducer of this package"),
+        ("wrapped too late", "ValueError: balance has begun beside a reducer of your own"),
+        ("weighted twice", "RoundStateError: scale.. beside a DistributedOptimizer"),
+    ],
+)
+@pytest.mark.parametrize("ranks", ["2 ranks of torch.distributed", "2 ranks of Horovod"], indirect=True)
+def test_what_goes_wrong_is_told(ranks, attempt, message):
+    for rank in ranks:
+        assert re.match(message, rank["attempts"][attempt])
+
+
+@pytest.mark.parametrize("ranks", ["2 ranks of torch.distributed"], indirect=True)
+@pytest.mark.parametrize(
+    ("attempt", "message"),
+    [
+        ("no reducer", r"PlanMismatchError: round \d+: ranks \[1\] hold other parameters.*DistributedDataParallel"),
+        ("step in between", "RoundStateError: step.. came in the middle of a round.*if balance.round_complete"),
+        ("not to be accumulated", "TypeError: model must be a DistributedDataParallel or sharded by fully_shard"),
+    ],
+)
+def test_what_goes_wrong_beside_ddp_is_told(ranks, attempt, message):
+    for rank in ranks:
+        assert re.match(message, rank["attempts"][attempt])
+
+
+@pytest.mark.parametrize("ranks", ["2 ranks of Horovod"], indirect=True)
+def test_an_optimizer_that_sums_where_a_mean_was_said_is_told(ranks):
+    for rank in ranks:
+        assert re.match("ValueError: hvd.DistributedOptimizer makes the sum.*reducer='sum'", rank["attempts"]["sums"])

@@ -1,0 +1,439 @@
+"""Ranks whose gradients are reduced by DDP, FSDP2 or Horovod's own optimizer, with scaled losses."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from pool import serve
+from ranks import OVER_TORCH, hvd
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+from torch_common import refusal
+
+from hvd_hetero import late_tables
+from hvd_hetero.policies import BSP, LBBSP, NonBlocking, Policy, StaticAllocation
+from hvd_hetero.rounds import FinishedRound, RoundPlan
+from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance
+
+SAMPLES, FEATURES, GLOBAL_BATCH, ROUNDS = 12 * 8 + 2, 6, 12, 30
+CLIP = 0.5
+
+
+class Shifting(Policy):
+    """Other shares after each table, of one sample at least."""
+
+    name = "shifting"
+    shares_alone: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        self.tables = 0
+
+    def first(self, workers: int, global_batch: int) -> RoundPlan:
+        return self._plan(workers, global_batch)
+
+    def next(self, plan: RoundPlan, finished: FinishedRound) -> RoundPlan:
+        self.tables += 1
+        return self._plan(plan.workers, plan.total)
+
+    def _plan(self, workers: int, total: int) -> RoundPlan:
+        cuts = np.sort(np.random.default_rng(self.tables).choice(total - 1, workers - 1, replace=False)) + 1
+        return RoundPlan.of(np.diff(cuts, prepend=0, append=total))
+
+
+class Indexed(torch.utils.data.Dataset):
+    def __init__(self, samples: int = SAMPLES) -> None:
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getitem__(self, i: int) -> int:
+        return i
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Linear(FEATURES, 8)
+        self.middle = torch.nn.Linear(8, 8)
+        self.outer = torch.nn.Linear(8, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.outer(torch.tanh(self.middle(torch.tanh(self.inner(x)))))
+
+
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=1e-3),
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    optimizer: str = "momentum"
+    policy: Callable[[], Policy] = Shifting
+    micro_batches: int | None = None
+    accumulate: bool = True
+    clip: bool = False
+    penalty: bool = False
+    decay: bool = False
+    freeze: bool = False
+    unused: bool = False
+    static_graph: bool = False
+    reshard: bool = True
+    mixed: bool = False
+    half: bool = False
+    sums: bool = False
+    costs_s: float = 0.0
+    workers: int = 0
+
+
+COMMON = {
+    "momentum": Case(),
+    "adamw": Case("adamw"),
+    "clipped": Case(clip=True),
+    "decay in the loss": Case(decay=True),
+    "frozen": Case(freeze=True),
+    "static": Case(policy=lambda: StaticAllocation([3, 1, 2][: hvd.size()])),
+    "bsp": Case(policy=BSP),
+    "lb-bsp": Case(policy=lambda: LBBSP(tolerance=0.0), costs_s=late_tables._COSTS_S),
+    "loader with a worker": Case(workers=1),
+}
+SEVERAL = {
+    "k = 3": Case("adamw", micro_batches=3),
+    "k = 3, reduced each time": Case(micro_batches=3, accumulate=False),
+    "max_micro_batch": Case(policy=lambda: LBBSP(max_micro_batch=2)),
+}
+DDP = COMMON | SEVERAL | {
+    "penalty": Case(penalty=True),
+    "find_unused_parameters": Case(unused=True),
+    "static_graph": Case(static_graph=True),
+}  # fmt: skip
+FSDP = COMMON | SEVERAL | {"kept whole": Case(reshard=False), "mixed precision": Case(mixed=True)}
+HOROVOD = COMMON | {"penalty": Case(penalty=True), "k = 3": Case(micro_batches=3), "sums": Case(sums=True)}
+
+
+def data() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(7)
+    x = torch.randn(SAMPLES, FEATURES, generator=generator, dtype=torch.float64)
+    return x, torch.sin(x.sum(1, keepdim=True))
+
+
+def made(case: Case) -> Net:
+    torch.manual_seed(100)
+    net = Net().to(torch.float32 if case.mixed else torch.float64)
+    if case.unused:
+        net.unused = torch.nn.Parameter(torch.ones(3, dtype=torch.float64))
+    if case.freeze:
+        net.inner.bias.requires_grad_(False)
+    return net
+
+
+def loss_of(case: Case, model: torch.nn.Module, parameters: list[Any], x: torch.Tensor, y: torch.Tensor) -> Any:
+    if case.mixed:
+        x, y = x.float(), y.float()
+    if case.penalty:
+        x = x.clone().requires_grad_(True)
+    out = model(x)
+    loss = functional.mse_loss(out.to(y.dtype), y)
+    if case.penalty:
+        slope = torch.autograd.grad(out.sum(), x, create_graph=True)[0]
+        loss = loss + 0.1 * (slope**2).sum(1).mean()
+    if case.decay:
+        loss = loss + 1e-2 * sum((p**2).sum() for p in parameters)
+    return loss
+
+
+def wrapped(case: Case, net: Net, how: str) -> torch.nn.Module:
+    if how == "ddp":
+        return DistributedDataParallel(net, find_unused_parameters=case.unused, static_graph=case.static_graph)
+    if how == "fsdp":
+        mesh = init_device_mesh("cpu", (hvd.size(),))
+        options: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": case.reshard}
+        if case.mixed:
+            options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        fully_shard([net.inner, net.middle], **options) if case.reshard else fully_shard(net.middle, **options)
+        fully_shard(net.outer, **options)
+        return fully_shard(net, **options)
+    return net
+
+
+def horovods(case: Case, optimizer: torch.optim.Optimizer, net: Net) -> torch.optim.Optimizer:
+    op = {"op": hvd.Sum} if case.sums else {}
+    return hvd.DistributedOptimizer(
+        optimizer, named_parameters=net.named_parameters(), backward_passes_per_step=case.micro_batches or 1, **op
+    )
+
+
+def train(case: Case, how: str) -> dict[str, Any] | None:
+    late_tables._COSTS_S = case.costs_s
+    net = made(case)
+    model = wrapped(case, net, how)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    optimizer = OPTIMIZERS[case.optimizer](parameters)
+    if how == "horovod":
+        optimizer = horovods(case, optimizer, net)
+    x, y = data()
+    balance = LoadBalance(case.policy(), global_batch=GLOBAL_BATCH, reducer="sum" if case.sums else "mean")
+    loader = BalancedLoader(
+        Indexed(), balance, shuffle=True, seed=5, stop_at=ROUNDS, micro_batches=case.micro_batches,
+        num_workers=case.workers,
+    )  # fmt: skip
+    seen: list[list[list[int]]] = [[] for _ in range(ROUNDS)]
+    tables: list[FinishedRound] = []
+    balance._session.balancer.observer = tables.append
+    while balance.rounds < ROUNDS:
+        for index in loader:
+            seen[balance.rounds].append(index.tolist())
+            defers = balance.accumulate(model) if case.accumulate and how != "horovod" else contextlib.nullcontext()
+            with defers:
+                balance.scale(loss_of(case, model, parameters, x[index], y[index])).backward()
+            if balance.round_complete:
+                if case.clip and how == "horovod":
+                    optimizer.synchronize()
+                if case.clip:
+                    torch.nn.utils.clip_grad_norm_(parameters, CLIP)
+                skips = optimizer.skip_synchronize() if case.clip and how == "horovod" else contextlib.nullcontext()
+                with skips:
+                    optimizer.step()
+                optimizer.zero_grad()
+    balance.close()
+    mine = flat(net)
+    everywhere = hvd.allgather_object((seen, mine), name="outcome")
+    if hvd.rank():
+        return None
+    together = [[of[0][r] for of in everywhere] for r in range(ROUNDS)]
+    rounds = [[i for rank in parts for part in rank for i in part] for parts in together]
+    expected = reference(case, rounds)
+    return {
+        "difference": float((mine - expected).abs().max() / expected.abs().max()),
+        "between_ranks": max(float((of[1] - mine).abs().max()) for of in everywhere),
+        "splits": len({tuple(sum(map(len, rank)) for rank in parts) for parts in together}),
+        "micro_batches": sorted({len(rank) for parts in together for rank in parts}),
+        "visited": sorted([i for r in rounds for i in r][:SAMPLES]) == list(range(SAMPLES)),
+        "tables": len(tables),
+    }
+
+
+def reference(case: Case, rounds: list[list[int]]) -> torch.Tensor:
+    net = made(case)
+    x, y = data()
+    parameters = [p for p in net.parameters() if p.requires_grad]
+    optimizer = OPTIMIZERS[case.optimizer](parameters)
+    for index in rounds:
+        optimizer.zero_grad()
+        loss_of(case, net, parameters, x[index], y[index]).backward()
+        if case.clip:
+            torch.nn.utils.clip_grad_norm_(parameters, CLIP)
+        optimizer.step()
+    return flat(net)
+
+
+def flat(net: Net) -> torch.Tensor:
+    whole = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in net.parameters()]
+    return torch.cat([p.detach().flatten() for p in whole])
+
+
+class Sleeps(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, seconds: float) -> torch.Tensor:
+        ctx.seconds = seconds
+        time.sleep(seconds * len(x))
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        time.sleep(2 * ctx.seconds * len(gradient))
+        return gradient, None
+
+
+class Sleepy(torch.nn.Module):
+    """A layer that takes so many seconds for a sample, and twice as many backward."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(FEATURES, FEATURES)
+        self.seconds = seconds
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return Sleeps.apply(self.linear(x), self.seconds)
+
+
+def own_time(how: str) -> dict[str, Any]:
+    """Of layers that sleep longer on each rank, under equal batches."""
+    torch.manual_seed(100)
+    late_tables._COSTS_S = 0.0
+    seconds = 0.5e-3 * (1 + 2 * hvd.rank())
+    model = torch.nn.Sequential(*(Sleepy(seconds) for _ in range(3)))
+    if how == "ddp":
+        model = DistributedDataParallel(model)
+    elif how == "fsdp":
+        mesh = init_device_mesh("cpu", (hvd.size(),))
+        for layer in model:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if how == "horovod":
+        optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+    batch = 8 * hvd.size()
+    balance = LoadBalance("bsp", global_batch=batch)
+    loader = BalancedLoader(Indexed(8 * batch), balance)
+    tables: list[FinishedRound] = []
+    balance._session.balancer.observer = tables.append
+    for index in loader:
+        optimizer.zero_grad()
+        balance.scale(model(torch.randn(len(index), FEATURES)).square().mean()).backward()
+        optimizer.step()
+    return {
+        "slept_s": [9 * 8 * 0.5e-3 * (1 + 2 * rank) for rank in range(hvd.size())],
+        "compute_s": [each.table.column("compute_s").tolist() for each in tables[2:]],
+        "wait_s": [each.table.column("wait_s").tolist() for each in tables[3:]],
+    }
+
+
+def lb_bsp_finds_the_slow_rank(how: str) -> dict[str, Any]:
+    torch.manual_seed(100)
+    late_tables._COSTS_S = 1e-4
+    model: torch.nn.Module = torch.nn.Sequential(*(Sleepy(0.5e-3 * (1 + hvd.rank())) for _ in range(2)))
+    if how == "fsdp":
+        mesh = init_device_mesh("cpu", (hvd.size(),))
+        for layer in model:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+    elif how == "ddp":
+        model = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if how == "horovod":
+        optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+    balance = LoadBalance("lb-bsp", global_batch=24)
+    plans = []
+    for index in BalancedLoader(Indexed(24 * 30), balance):
+        plans.append(list(balance.plan))
+        optimizer.zero_grad()
+        balance.scale(model(torch.randn(len(index), FEATURES)).square().mean()).backward()
+        optimizer.step()
+    return {"plans": plans}
+
+
+def attempts() -> dict[str, str]:
+    """What bad input gets, over DDP or Horovod's optimizer."""
+    late_tables._COSTS_S = 0.0
+
+    def loop(body: Callable[..., Any], rounds: int = 12, **options: Any) -> None:
+        torch.manual_seed(3)
+        net = Net()
+        model = DistributedDataParallel(net) if OVER_TORCH and not options.pop("plain", False) else net
+        optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+        if not OVER_TORCH:
+            optimizer = hvd.DistributedOptimizer(
+                optimizer, named_parameters=model.named_parameters(), op=options.pop("op", hvd.Average)
+            )
+        policy = options.pop("policy", "bsp")
+        balance = LoadBalance(policy, global_batch=GLOBAL_BATCH)
+        x, y = (each.float() for each in data())
+        loader = BalancedLoader(Indexed(GLOBAL_BATCH * rounds), balance, **options)
+        for index in loader:
+            optimizer.zero_grad()
+            at = index % SAMPLES
+            body(balance, model, optimizer, lambda at=at: functional.mse_loss(model(x[at]), y[at]))
+            optimizer.step()
+
+    def twice(balance: Any, model: Any, optimizer: Any, loss: Any) -> None:
+        scaled = balance.scale(loss())
+        scaled.backward()
+        balance.scale(scaled)
+
+    def no_grad(balance: Any, model: Any, optimizer: Any, loss: Any) -> None:
+        with torch.no_grad():
+            balance.scale(loss())
+
+    def collective(balance: Any, model: Any, optimizer: Any, loss: Any) -> None:
+        total = hvd.allreduce(torch.ones(3), op=hvd.Sum)
+        assert total.tolist() == [hvd.size()] * 3
+        balance.scale(loss()).backward()
+
+    def rates(balance: Any, model: Any, optimizer: Any, loss: Any) -> None:
+        if hvd.rank() == 1 and balance.rounds == 4:
+            optimizer.param_groups[0]["lr"] *= 0.5
+        balance.scale(loss()).backward()
+
+    def nan(balance: Any, model: Any, optimizer: Any, loss: Any) -> None:
+        factor = float("nan") if hvd.rank() == 1 and balance.rounds == 4 else 1.0
+        balance.scale(loss() * factor).backward()
+
+    def two_models(balance: Any, model: Any, optimizer: Any, loss: Any) -> None:
+        balance.scale(loss() + loss()).backward()
+
+    def both(balance: Any, model: Any, optimizer: Any, loss: Any) -> None:
+        balance.scale(loss()).backward()
+        balance.scale(loss()).backward()
+
+    def plainly(balance: Any, model: Any, optimizer: Any, loss: Any) -> None:
+        balance.scale(loss()).backward()
+
+    def in_between() -> None:
+        loop(lambda balance, model, optimizer, loss: balance.scale(loss()).backward(), micro_batches=2)
+
+    def too_late() -> None:
+        def body(balance: Any, model: Any, optimizer: Any, loss: Any) -> None:
+            DistributedOptimizer(torch.optim.SGD(Net().parameters(), lr=0.1), balance)
+
+        loop(body)
+
+    def weighted_twice() -> None:
+        net = Net()
+        balance = LoadBalance("bsp", global_batch=GLOBAL_BATCH)
+        DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), balance, net.named_parameters())
+        balance.scale(net(torch.ones(1, FEATURES)).sum())
+
+    tried: dict[str, Callable[[], object]] = {
+        "no scalar": lambda: loop(lambda balance, model, optimizer, loss: balance.scale(torch.ones(2))),
+        "no tensor": lambda: loop(lambda balance, model, optimizer, loss: balance.scale(1.0)),
+        "not scaled": lambda: loop(lambda balance, model, optimizer, loss: loss().backward()),
+        "not propagated": lambda: loop(lambda balance, model, optimizer, loss: balance.scale(loss())),
+        "twice": lambda: loop(twice),
+        "each of two": lambda: loop(both),
+        "sum of two": lambda: loop(two_models),
+        "no gradient": lambda: loop(no_grad),
+        "outside": lambda: LoadBalance("bsp", global_batch=GLOBAL_BATCH).scale(torch.ones(1)),
+        "collective": lambda: loop(collective),
+        "learning rates": lambda: loop(rates),
+        "NaN": lambda: loop(nan),
+        "policy": lambda: loop(plainly, policy=NonBlocking(2)),
+        "no data": lambda: loop(plainly, policy=StaticAllocation([0, 1, 1][: hvd.size()])),
+        "wrapped too late": too_late,
+        "weighted twice": weighted_twice,
+    }
+    if OVER_TORCH:
+        tried["no reducer"] = lambda: loop(plainly, rounds=20, plain=True)
+        tried["step in between"] = in_between
+        tried["not to be accumulated"] = lambda: (
+            LoadBalance("bsp", global_batch=GLOBAL_BATCH).accumulate(Net()).__enter__()
+        )
+    else:
+        tried["sums"] = lambda: loop(plainly, op=hvd.Sum)
+    return {name: re.sub(r"\s+", " ", refusal(attempt)) for name, attempt in tried.items()}
+
+
+def cases() -> dict[str, Callable[[], Any]]:
+    kinds = {"ddp": DDP, "fsdp": FSDP} if OVER_TORCH else {"horovod": HOROVOD}
+    made: dict[str, Callable[[], Any]] = {"attempts": attempts}
+    for how, each in kinds.items():
+        made |= {f"{how}: {name}": lambda case=case, how=how: train(case, how) for name, case in each.items()}
+        made[f"{how}: own time"] = lambda how=how: own_time(how)
+        made[f"{how}: slow rank"] = lambda how=how: lb_bsp_finds_the_slow_rank(how)
+    return made
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    serve(hvd, cases())

@@ -1,0 +1,1 @@
+"""Unequal batches beside a reducer of the user's own."""

@@ -1,0 +1,96 @@
+"""Where the layers of a model wait for other ranks: what is between is this rank's own work.
+
+**FSDP2** gathers a layer's parameters in hooks of the module, before its forward and its backward pass, and sums its
+gradients behind the backward pass. A rank that is early waits there, so all ranks seem equally slow. With hooks of ours
+before (<) and behind (>) each of FSDP2's:
+
+    forward     <  gather  >  layer                                 pre-hooks of the module
+    backward    <  gather  >  layer  <  sum  >                      hooks of the tensors that come out and go in
+
+Hooks of a module, and of a tensor, run in the order in which they were added, unless one is put first. So these are
+added behind ``fully_shard``. **DistributedDataParallel** waits before the forward pass if the model has buffers.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from hvd_hetero.measurement.speed_meter import SpeedMeter
+
+__all__ = ["leave_out_waits"]
+
+
+def leave_out_waits(meter: SpeedMeter) -> list[Any]:
+    """Leave out of a rank's work what its layers wait for others; return what removes the hooks.
+
+    The models are those of this process that are wrapped by now: a gather waits for the others in whatever model it is.
+    """
+    handles: list[Any] = []
+    sharded = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", ())  # what no one imported, no one uses
+    for each in gc.get_objects():
+        kind = type(each)  # isinstance() would ask an object's own __class__, which may do anything
+        if issubclass(kind, torch.nn.parallel.DistributedDataParallel):
+            handles.append(each.register_forward_pre_hook(lambda *_: meter.hold(), prepend=True))
+            handles.append(each.module.register_forward_pre_hook(lambda *_: meter.release(), prepend=True))
+        elif sharded and issubclass(kind, sharded):
+            handles += _Sharded(meter).hooks(each)
+    return handles
+
+
+class _Sharded:
+    """Hooks of one module that is sharded."""
+
+    def __init__(self, meter: SpeedMeter) -> None:
+        self._meter = meter
+        self._out: list[torch.Tensor] = []
+
+    def hooks(self, module: torch.nn.Module) -> list[Any]:
+        """Add them."""
+        return [
+            module.register_forward_pre_hook(self._before_gather, prepend=True, with_kwargs=True),
+            module.register_forward_pre_hook(self._behind_gather, with_kwargs=True),
+            module.register_forward_hook(self._before_hook_of_output, prepend=True),
+            module.register_forward_hook(self._behind_hook_of_output),
+        ]
+
+    def _before_gather(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        self._meter.hold()
+        for tensor in _with_gradient((args, kwargs)):
+            tensor.register_hook(self._release)
+
+    def _behind_gather(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        for tensor in _with_gradient((args, kwargs)):
+            tensor.register_hook(self._hold)
+        self._meter.release()
+
+    def _before_hook_of_output(self, module: torch.nn.Module, args: Any, output: Any) -> None:
+        self._out = list(_with_gradient(output))  # FSDP2 may hand out others, in another type
+        for tensor in self._out:
+            tensor.register_hook(self._hold)
+
+    def _behind_hook_of_output(self, module: torch.nn.Module, args: Any, output: Any) -> None:
+        for tensor in self._out:
+            tensor.register_hook(self._release)
+        self._out = []
+
+    def _hold(self, gradient: torch.Tensor) -> None:
+        self._meter.hold()
+
+    def _release(self, gradient: torch.Tensor) -> None:
+        self._meter.release()
+
+
+def _with_gradient(values: Any) -> Iterator[torch.Tensor]:
+    if isinstance(values, torch.Tensor):
+        if values.requires_grad and torch.is_grad_enabled():
+            yield values
+    elif isinstance(values, Mapping):
+        yield from _with_gradient(list(values.values()))
+    elif isinstance(values, list | tuple):
+        for value in values:
+            yield from _with_gradient(value)

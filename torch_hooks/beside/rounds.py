@@ -1,0 +1,301 @@
+r"""Rounds beside a reducer that is not ours: DDP, FSDP2, or a stock ``hvd.DistributedOptimizer``.
+
+**The weight.** Rank i of n has b_ij of a round's B samples in its micro-batch j, with the mean loss L_ij. The loss
+counts n b_ij / B, so a reducer that takes the mean of the ranks makes
+
+    (1 / n) sum_i sum_j (n b_ij / B) dL_ij = d (1 / B) sum_ij b_ij L_ij,
+
+the gradient of one process. A reducer that sums needs b_ij / B. A term that does not depend on the batch, as weight
+decay in the loss, keeps its weight, for the weights of all ranks average to 1.
+
+**The time** of a micro-batch, and what happens when:
+
+    batch drawn    forward    scale()    backward       waiting        update     next batch drawn
+    begin()                                      done         reduced   hooks      leave(): row, table, plan
+
+The scaled loss has a hook, the first that a backward pass runs. It queues a callback in autograd's engine, before any
+reducer queues one that waits. So it runs when this rank's last gradient is there, and before other ranks are waited
+for; where work is queued on a device, it records an event. It queues another callback, which runs behind those of the
+reducer. Horovod's reducer waits in ``step()``, between the step of its optimizer and that of the one inside.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from hvd_hetero.balancer import Balancer
+from hvd_hetero.communication.wire import Handle
+from hvd_hetero.consistency import WaysOut, settings_of
+from hvd_hetero.errors import RoundStateError
+from hvd_hetero.late_tables import LateTables
+from hvd_hetero.rounds import MicroBatch
+from torch_hooks.beside.layers import leave_out_waits
+from torch_hooks.cuda_stopwatch import DeviceTimes
+from torch_hooks.gradients.parameter_norm import ParameterNorm, kernels_here
+from torch_hooks.wires.choice import TorchWire
+
+__all__ = ["Beside", "Reducer"]
+
+Reducer = Literal["mean", "sum"]
+
+_WAYS_OUT = WaysOut(
+    fingerprint="Give all ranks the same policy, global_batch, dataset (of their own: stream='shard'), seed, "
+    "num_workers and prefetch_factor, and let them leave an epoch at the same round (stop_at of the loader)",
+    settings="Change learning rates on all ranks alike, in the same round",
+    witness="Reduce all gradients over all ranks: wrap the model in DistributedDataParallel or fully_shard, or the "
+    "optimizer in hvd.DistributedOptimizer, and change parameters on all ranks alike",
+    unused="Call balance.scale(loss).backward() once for every batch",
+    waiting="Let all ranks call the same collectives in the same order, and leave the loop on all ranks alike (stop_at "
+    "of the loader)",
+    memory="use a smaller model, or set max_micro_batch of the policy",
+)
+_NOT_SCALED = (
+    "the loss of the last batch was not scaled, so ranks with unequal batches would count alike. Write "
+    "balance.scale(loss).backward() beside DistributedDataParallel, fully_shard or hvd.DistributedOptimizer; or wrap "
+    "the optimizer before the loop: optimizer = DistributedOptimizer(optimizer, balance, model.named_parameters())"
+)
+_NOT_BACKWARD = (
+    "the scaled loss of the last batch was not used, so other ranks would wait for its gradient; call "
+    "balance.scale(loss).backward() once for every batch"
+)
+_IN_BETWEEN = (
+    "step() came in the middle of a round of several micro-batches; write: if balance.round_complete: "
+    "optimizer.step(); optimizer.zero_grad()"
+)
+
+
+class _Stage(enum.Enum):
+    DRAWN = "not scaled"
+    SCALED = "scaled"
+    DONE = "all gradients of this rank are there"
+
+
+class Beside:
+    """One rank's rounds. Made on all ranks alike, before the first batch is drawn.
+
+    ``goes_by_time``: it matters to the policy when work is done.
+    """
+
+    def __init__(
+        self, balancer: Balancer, wire: TorchWire, prefix: str, reducer: Reducer, *, goes_by_time: bool
+    ) -> None:
+        balancer.ways_out = _WAYS_OUT
+        balancer.kernels = kernels_here()
+        meter = self._meter = balancer.meter
+        meter.rests = False
+        self._balancer = balancer
+        self._wire = wire.line()
+        self._prefix = prefix
+        self._reducer = reducer
+        self._tables = LateTables(balancer)
+        self._call: tuple[Handle, Any] | None = None
+        self._device = torch.device("cpu")
+        self._times = DeviceTimes(balancer.policy.name, meter, needed=goes_by_time)
+        self._stage = _Stage.DONE
+        self._broken = False
+        self._thread = threading.get_ident()
+        self._optimizers: list[torch.optim.Optimizer] = []
+        self._norm: ParameterNorm | None = None
+        self._depth = 0  # of step(): Horovod's optimizer steps around the one inside
+        self._step_began_at = math.nan
+        hooks = leave_out_waits(meter) if wire.size > 1 else []
+        hooks += _hear_steps(self)
+        weakref.finalize(self, _remove, hooks).atexit = False
+
+    # What the loader asks.
+
+    def begin(self, work: MicroBatch, input_s: float) -> None:
+        """A batch is drawn."""
+        self._thread = threading.get_ident()
+        self._stage, self._depth = _Stage.DRAWN, 0
+        self._balancer.begin(work, input_s)
+
+    def leave(self) -> bool:
+        """The body of the loop is done with its batch: return whether that ends a round."""
+        balancer = self._balancer
+        if not balancer.computing:
+            return False
+        if self._stage is not _Stage.DONE:
+            raise RoundStateError(_NOT_SCALED if self._stage is _Stage.DRAWN else _NOT_BACKWARD)
+        if not balancer.work.last:
+            balancer.pause()
+            return False
+        self._tables.close_round()
+        self._hear()
+        if self._tables.due:
+            self._send()
+        return True
+
+    def break_off(self) -> bool:
+        """The loop was left: return whether that ends a round, because the body was done with its last batch."""
+        return self._balancer.closing and self._stage is _Stage.DONE and self.leave()
+
+    def settle(self) -> None:
+        """Read the table that is under way, where all ranks have come to the end of an epoch."""
+        self._hear()
+
+    def abandon(self) -> None:
+        """Forget an unfinished round."""
+        if self._balancer.in_round:
+            self._balancer.abandon()
+            self._tables.forget()
+
+    # What the body of the loop asks.
+
+    def scale(self, loss: torch.Tensor) -> torch.Tensor:
+        """Return the loss times its share of the round."""
+        if not isinstance(loss, torch.Tensor):
+            raise TypeError(f"loss must be a tensor, got {type(loss).__name__}; give what the loss function returns")
+        if loss.numel() != 1:
+            raise ValueError(
+                f"loss must be one number, the mean over this rank's batch, got shape {tuple(loss.shape)}; scale "
+                "loss.mean()"
+            )
+        if not loss.requires_grad:
+            raise ValueError(
+                "loss has no gradient: it was computed under torch.no_grad(), or from nothing that is trained; scale "
+                "only the loss that is propagated back"
+            )
+        if not self._balancer.computing:
+            raise RoundStateError("scale() came without a batch; call it in the loop over the BalancedLoader")
+        if self._stage is not _Stage.DRAWN:
+            raise RoundStateError(
+                "scale() came twice for one batch, which would count twice; add the losses, of several models too, and "
+                "scale their sum"
+            )
+        work = self._balancer.work
+        weight = work.samples / work.plan.total * (self._balancer.workers if self._reducer == "mean" else 1)
+        if loss.device != self._device:
+            self._times.include({loss: "the loss"})
+            self._device = loss.device
+        if loss.device.type == "cpu":
+            self._broken |= not math.isfinite(loss.item())
+        self._stage = _Stage.SCALED
+        # In half precision, the weights of all ranks would not sum to what they should.
+        scaled = (loss.float() if loss.dtype in (torch.float16, torch.bfloat16) else loss) * weight
+        scaled.register_hook(self._backward_begins)
+        return scaled
+
+    # What autograd calls.
+
+    def _backward_begins(self, gradient: torch.Tensor) -> None:
+        _queue(self._done)
+
+    def _done(self) -> None:
+        """The last gradient of this rank is there."""
+        if self._stage is not _Stage.SCALED:
+            return
+        self._meter.done(self._balancer.work.samples)
+        self._meter.reads = True  # from here on it waits for others
+        _queue(self._reduced)
+
+    def _reduced(self) -> None:
+        """The backward pass is over."""
+        self._stage = _Stage.DONE
+        self._meter.reads = False
+        self._meter.waited(self._balancer.now() - self._meter.done_at)
+
+    # What optimizers call.
+
+    def step_begins(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer of this process steps."""
+        if threading.get_ident() != self._thread or not self._balancer.in_round:
+            return
+        if self._balancer.between_updates:
+            raise RoundStateError(_IN_BETWEEN)
+        self._depth += 1
+        if self._depth == 1 and all(optimizer is not known for known in self._optimizers):
+            _require_reducer(optimizer, self._reducer)
+            self._optimizers.append(optimizer)
+            self._norm = None
+        now = self._balancer.now()
+        if self._depth == 2:
+            self._meter.waited(now - self._step_began_at)
+        self._step_began_at = now
+        if self._depth == (2 if _is_horovods(optimizer) else 1):
+            self._meter.applying(waited=True)
+
+    def step_ends(self, optimizer: torch.optim.Optimizer) -> None:
+        """It has stepped."""
+        if threading.get_ident() == self._thread and self._depth:
+            if self._depth == (2 if _is_horovods(optimizer) else 1):
+                self._meter.applied(self._balancer.now() - self._step_began_at)
+            self._depth -= 1
+
+    # What travels.
+
+    def _send(self) -> None:
+        if self._norm is None:
+            self._norm = ParameterNorm(_whole(self._optimizers))
+            self._balancer.agreement.watch(self._norm.watched)
+        witness, bits = self._norm.at(self._tables.sent)
+        settings = sum(settings_of(optimizer.param_groups) for optimizer in self._optimizers)
+        row = self._tables.row(settings=settings, witness=witness, bits=bits, broken=float(self._broken))
+        self._broken = False
+        self._call = self._wire.start_sum(torch.from_numpy(row), f"{self._prefix}.table"), row
+
+    def _hear(self) -> None:
+        if self._call is not None:
+            (handle, row), self._call = self._call, None
+            self._wire.wait(handle)
+            self._tables.hear(row)
+
+
+def _queue(callback: Callable[[], None]) -> None:
+    torch.autograd.Variable._execution_engine.queue_callback(callback)  # type: ignore[no-untyped-call]
+
+
+def _hear_steps(beside: Beside) -> list[Any]:
+    of = weakref.ref(beside)
+
+    def begins(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if (me := of()) is not None:
+            me.step_begins(optimizer)
+
+    def ends(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if (me := of()) is not None:
+            me.step_ends(optimizer)
+
+    return [register_optimizer_step_pre_hook(begins), register_optimizer_step_post_hook(ends)]
+
+
+def _remove(hooks: list[Any]) -> None:
+    for hook in hooks:
+        hook.remove()
+
+
+def _is_horovods(optimizer: torch.optim.Optimizer) -> bool:
+    return hasattr(optimizer, "skip_synchronize")
+
+
+def _require_reducer(optimizer: torch.optim.Optimizer, reducer: Reducer) -> None:
+    """Raise if Horovod's optimizer makes something else of gradients than was said."""
+    if not _is_horovods(optimizer):
+        return
+    horovod = sys.modules["horovod.torch"]
+    does = {horovod.Average: "mean", horovod.Sum: "sum"}.get(getattr(optimizer, "op", None), "something else")
+    if does != reducer:
+        raise ValueError(
+            f"hvd.DistributedOptimizer makes the {does} of the ranks' gradients, and the loss was scaled for a "
+            f"{reducer}; use LoadBalance(reducer='sum') with op=hvd.Sum, or leave both out"
+        )
+
+
+def _whole(optimizers: list[torch.optim.Optimizer]) -> dict[torch.Tensor, str]:
+    """Return the parameters that each rank holds whole, which ranks can compare."""
+    return {
+        parameter: f"optimizer{o}.group{g}.{i}"
+        for o, optimizer in enumerate(optimizers)
+        for g, group in enumerate(optimizer.param_groups)
+        for i, parameter in enumerate(group["params"])
+        if not hasattr(parameter, "placements")
+    }
