@@ -36,6 +36,7 @@ import torch._dynamo  # an optimizer imports it, else after hvd.init(), where al
 from hvd_hetero.commits import Every, every
 from hvd_hetero.elastic import Member
 from hvd_hetero.errors import RoundStateError
+from torch_hooks.beside.reducer import is_horovods
 from torch_hooks.data.micro_batches import MicroBatches
 from torch_hooks.load_balance import LoadBalance
 from torch_hooks.loader import BalancedLoader
@@ -44,6 +45,7 @@ from torch_hooks.parameters.broadcast import broadcast_state, suitable
 from torch_hooks.parameters.keeping import copied
 from torch_hooks.session import TorchSession
 from torch_hooks.wires.choice import over_process_groups, wire_here
+from torch_hooks.wrapped_optimizer import WrappedOptimizer
 
 _INSTEAD = (
     "under torchrun --max-restarts, torch_hooks.SavedTraining goes on from a file when all ranks are started again "
@@ -78,6 +80,7 @@ class TorchState(Member, ObjectState):  # type: ignore[misc]
     ----------
     model, optimizer
         The plain ones; the ``DistributedOptimizer`` is made in the function that runs, since making it is a collective.
+        Beside Horovod's own optimizer (``LoadBalance.scale``), that one.
     rounds_per_commit
         A commit copies all state and is a collective; rounds since the last one are lost in a failure, and done
         again. "auto": as many as keep commits within 1 % of the time, as rank 0 measures it. A commit is due
@@ -106,7 +109,8 @@ class TorchState(Member, ObjectState):  # type: ignore[misc]
     ) -> None:
         if not isinstance(model, torch.nn.Module):
             raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-        suitable(optimizer)
+        if isinstance(optimizer, WrappedOptimizer) or not is_horovods(optimizer):
+            suitable(optimizer)
         if over_process_groups():
             raise ValueError(
                 f"TorchState is for elastic jobs of Horovod, and the ranks use torch.distributed; {_INSTEAD}"

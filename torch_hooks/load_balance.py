@@ -19,7 +19,7 @@ from hvd_hetero.topology.mixing import Mixing
 from hvd_hetero.watchdog import Patience
 from torch_hooks.arguments import LOAD_BALANCE, refuse
 from torch_hooks.beside.accumulation import reduced_later
-from torch_hooks.beside.rounds import Reducer
+from torch_hooks.beside.reducer import Reducer
 from torch_hooks.body import another_batch
 from torch_hooks.session import TorchSession
 from torch_hooks.wires.choice import TorchWire, wire_here

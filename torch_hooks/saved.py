@@ -104,6 +104,12 @@ class SavedTraining:
                     f"{name} must have state_dict() and load_state_dict(), got {type(part).__name__}; keep what else "
                     "you need in an object of yours that has both"
                 )
+            if _is_sharded(part):
+                raise ValueError(
+                    f"{name} is sharded over the ranks, and one file holds whole tensors; save model and optimizer by "
+                    "torch.distributed.checkpoint, with balance.state_dict() and loader.state_dict() beside them, and "
+                    "leave them out here"
+                )
         session, batches = balance._session, loader._micro_batches
         session.require_first("SavedTraining")
         if loader._session is not session:
@@ -284,6 +290,13 @@ class SavedTraining:
             raise failure
         if told:
             raise HeteroError(f"rank 0 has failed to read or write {self.path}: {told}")
+
+
+def _is_sharded(part: Any) -> bool:
+    """Whether it is a model, or an optimizer, of parameters that are sharded by ``fully_shard``."""
+    groups = getattr(part, "param_groups", ())
+    parameters = part.parameters() if isinstance(part, torch.nn.Module) else (p for g in groups for p in g["params"])
+    return any(hasattr(parameter, "placements") for parameter in parameters)
 
 
 def _plain(state: Any) -> bool:

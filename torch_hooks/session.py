@@ -14,7 +14,8 @@ from hvd_hetero.consistency import WaysOut
 from hvd_hetero.errors import RoundStateError
 from hvd_hetero.rounds import MicroBatch
 from hvd_hetero.session import Session
-from torch_hooks.beside.rounds import Beside, Reducer
+from torch_hooks.beside.reducer import Reducer
+from torch_hooks.beside.rounds import Beside
 from torch_hooks.body import Body, Differs, Watched
 from torch_hooks.gradients.arrangement import Arrangement
 from torch_hooks.out_of_memory import Shortage, Undoes
@@ -197,3 +198,5 @@ class TorchSession:
         """Finish the telemetry, the signals and the watchdog."""
         for each in (self, *self._others):
             each._core.close()
+        if self.beside is not None:
+            self.beside.close()

@@ -121,7 +121,10 @@ def test_data_cut_by_hand_into_parts_of_equal_length_are_told_before_the_first_r
     [
         ("small batch", "ValueError: global_batch must be at least the number of ranks.*got 1 for 2 ranks"),
         ("policy", "ValueError: policy 'lbbsp' is not known; did you mean 'lb-bsp'"),
-        ("no optimizer", "ValueError: no optimizer synchronises.*DistributedOptimizer\\(optimizer, balance"),
+        (
+            "no optimizer",
+            "RoundStateError: the loss of the last batch was not scaled.*wrap the optimizer before the loop",
+        ),
         ("stream", "ValueError: stream must be 'whole' or 'shard', got None"),
         ("batch_size", "TypeError: BalancedLoader does not take batch_size.*global_batch"),
         ("empty", "ValueError: the dataset must hold at least one sample"),

@@ -102,6 +102,25 @@ def test_lb_bsp_gives_the_slow_rank_less(ranks, how, request):
     assert 1.5 < fast / slow < 2.5
 
 
+@of("ddp")
+def test_a_training_under_torchrun_goes_on_from_a_file(ranks):
+    for rank in ranks:
+        assert rank["ddp: saved"] == {"began": 11, "apart": 0.0}
+
+
+@of("horovod")
+@pytest.mark.parametrize("keep", ["saved", "committed"])
+def test_a_training_with_horovods_own_optimizer_goes_on_where_it_was_kept(ranks, keep):
+    for rank in ranks:
+        assert rank[f"horovod: {keep}"] == {"began": 11, "apart": 0.0}
+
+
+@of("fsdp")
+def test_a_sharded_model_does_not_go_into_one_file(ranks):
+    for rank in ranks:
+        assert re.match("ValueError: model is sharded.*torch.distributed.checkpoint", rank["fsdp: saved"])
+
+
 @pytest.mark.parametrize(
     ("attempt", "message"),
     [
@@ -135,6 +154,8 @@ def test_what_goes_wrong_is_told(ranks, attempt, message):
     [
         ("no reducer", r"PlanMismatchError: round \d+: ranks \[1\] hold other parameters.*DistributedDataParallel"),
         ("step in between", "RoundStateError: step.. came in the middle of a round.*if balance.round_complete"),
+        ("cleared in between", "RoundStateError: zero_grad.. came in the middle of a round"),
+        ("summed by hand", r"ValueError: the ranks' gradients are summed.*2 times too large.*reducer='sum'"),
         ("not to be accumulated", "TypeError: model must be a DistributedDataParallel or sharded by fully_shard"),
     ],
 )

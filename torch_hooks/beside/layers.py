@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -61,21 +61,21 @@ class _Sharded:
     def _before_gather(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         self._meter.hold()
         for tensor in _with_gradient((args, kwargs)):
-            tensor.register_hook(self._release)
+            _add(tensor, self._release)
 
     def _behind_gather(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         for tensor in _with_gradient((args, kwargs)):
-            tensor.register_hook(self._hold)
+            _add(tensor, self._hold)
         self._meter.release()
 
     def _before_hook_of_output(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         self._out = list(_with_gradient(output))  # FSDP2 may hand out others, in another type
         for tensor in self._out:
-            tensor.register_hook(self._hold)
+            _add(tensor, self._hold)
 
     def _behind_hook_of_output(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         for tensor in self._out:
-            tensor.register_hook(self._release)
+            _add(tensor, self._release)
         self._out = []
 
     def _hold(self, gradient: torch.Tensor) -> None:
@@ -83,6 +83,10 @@ class _Sharded:
 
     def _release(self, gradient: torch.Tensor) -> None:
         self._meter.release()
+
+
+def _add(tensor: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> None:
+    tensor.register_hook(hook)  # type: ignore[no-untyped-call]
 
 
 def _with_gradient(values: Any) -> Iterator[torch.Tensor]:

@@ -23,12 +23,13 @@ from __future__ import annotations
 
 import enum
 import math
-import sys
 import threading
 import weakref
-from collections.abc import Callable
-from typing import Any, Literal
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
 
+import numpy as np
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
@@ -37,15 +38,14 @@ from hvd_hetero.communication.wire import Handle
 from hvd_hetero.consistency import WaysOut, settings_of
 from hvd_hetero.errors import RoundStateError
 from hvd_hetero.late_tables import LateTables
-from hvd_hetero.rounds import MicroBatch
+from hvd_hetero.rounds import MicroBatch, RoundTable
 from torch_hooks.beside.layers import leave_out_waits
+from torch_hooks.beside.reducer import Reducer, ReducerCheck, is_horovods
 from torch_hooks.cuda_stopwatch import DeviceTimes
 from torch_hooks.gradients.parameter_norm import ParameterNorm, kernels_here
 from torch_hooks.wires.choice import TorchWire
 
-__all__ = ["Beside", "Reducer"]
-
-Reducer = Literal["mean", "sum"]
+__all__ = ["Beside"]
 
 _WAYS_OUT = WaysOut(
     fingerprint="Give all ranks the same policy, global_batch, dataset (of their own: stream='shard'), seed, "
@@ -68,8 +68,8 @@ _NOT_BACKWARD = (
     "balance.scale(loss).backward() once for every batch"
 )
 _IN_BETWEEN = (
-    "step() came in the middle of a round of several micro-batches; write: if balance.round_complete: "
-    "optimizer.step(); optimizer.zero_grad()"
+    "came in the middle of a round of several micro-batches; write: if balance.round_complete: optimizer.step(); "
+    "optimizer.zero_grad()"
 )
 
 
@@ -102,20 +102,28 @@ class Beside:
         self._times = DeviceTimes(balancer.policy.name, meter, needed=goes_by_time)
         self._stage = _Stage.DONE
         self._broken = False
-        self._thread = threading.get_ident()
+        self._check = ReducerCheck(reducer, wire.size)
+        self._gathered: torch.Tensor | None = None
+        """A parameter with a gradient of this round's former micro-batches."""
         self._optimizers: list[torch.optim.Optimizer] = []
         self._norm: ParameterNorm | None = None
         self._depth = 0  # of step(): Horovod's optimizer steps around the one inside
         self._step_began_at = math.nan
-        hooks = leave_out_waits(meter) if wire.size > 1 else []
-        hooks += _hear_steps(self)
-        weakref.finalize(self, _remove, hooks).atexit = False
+        self._let_go = weakref.finalize(self, _remove, leave_out_waits(meter) if wire.size > 1 else [])
+        self._let_go.atexit = False
+        _hear_steps()
+
+    def close(self) -> None:
+        """Listen no more."""
+        self._let_go()
+        if _trains_here() is self:
+            del _here.beside
 
     # What the loader asks.
 
     def begin(self, work: MicroBatch, input_s: float) -> None:
         """A batch is drawn."""
-        self._thread = threading.get_ident()
+        _here.beside = weakref.ref(self)
         self._stage, self._depth = _Stage.DRAWN, 0
         self._balancer.begin(work, input_s)
 
@@ -127,8 +135,10 @@ class Beside:
         if self._stage is not _Stage.DONE:
             raise RoundStateError(_NOT_SCALED if self._stage is _Stage.DRAWN else _NOT_BACKWARD)
         if not balancer.work.last:
+            self._gathered = next((p for p in self._parameters() if p.grad is not None), None)
             balancer.pause()
             return False
+        self._gathered = None
         self._tables.close_round()
         self._hear()
         if self._tables.due:
@@ -172,6 +182,8 @@ class Beside:
                 "scale() came twice for one batch, which would count twice; add the losses, of several models too, and "
                 "scale their sum"
             )
+        if self._gathered is not None and self._gathered.grad is None:
+            raise RoundStateError(f"zero_grad() {_IN_BETWEEN}")
         work = self._balancer.work
         weight = work.samples / work.plan.total * (self._balancer.workers if self._reducer == "mean" else 1)
         if loss.device != self._device:
@@ -182,7 +194,7 @@ class Beside:
         self._stage = _Stage.SCALED
         # In half precision, the weights of all ranks would not sum to what they should.
         scaled = (loss.float() if loss.dtype in (torch.float16, torch.bfloat16) else loss) * weight
-        scaled.register_hook(self._backward_begins)
+        scaled.register_hook(self._backward_begins)  # type: ignore[no-untyped-call]
         return scaled
 
     # What autograd calls.
@@ -207,27 +219,28 @@ class Beside:
     # What optimizers call.
 
     def step_begins(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer of this process steps."""
-        if threading.get_ident() != self._thread or not self._balancer.in_round:
+        """An optimizer steps in the thread that trains."""
+        if not self._balancer.in_round:
             return
         if self._balancer.between_updates:
-            raise RoundStateError(_IN_BETWEEN)
+            raise RoundStateError(f"step() {_IN_BETWEEN}")
         self._depth += 1
+        if self._depth == 1 and self._check.open:
+            self._check.step(optimizer)
         if self._depth == 1 and all(optimizer is not known for known in self._optimizers):
-            _require_reducer(optimizer, self._reducer)
             self._optimizers.append(optimizer)
             self._norm = None
         now = self._balancer.now()
         if self._depth == 2:
             self._meter.waited(now - self._step_began_at)
         self._step_began_at = now
-        if self._depth == (2 if _is_horovods(optimizer) else 1):
+        if self._depth == (2 if is_horovods(optimizer) else 1):
             self._meter.applying(waited=True)
 
     def step_ends(self, optimizer: torch.optim.Optimizer) -> None:
         """It has stepped."""
-        if threading.get_ident() == self._thread and self._depth:
-            if self._depth == (2 if _is_horovods(optimizer) else 1):
+        if self._depth:
+            if self._depth == (2 if is_horovods(optimizer) else 1):
                 self._meter.applied(self._balancer.now() - self._step_began_at)
             self._depth -= 1
 
@@ -241,53 +254,59 @@ class Beside:
         settings = sum(settings_of(optimizer.param_groups) for optimizer in self._optimizers)
         row = self._tables.row(settings=settings, witness=witness, bits=bits, broken=float(self._broken))
         self._broken = False
-        self._call = self._wire.start_sum(torch.from_numpy(row), f"{self._prefix}.table"), row
+        if self._check.open:  # two numbers of each rank go along
+            figures = np.zeros((self._balancer.workers, 2))
+            figures[self._balancer.rank] = self._check.figures
+            row = np.append(row, figures)
+        self._call = self._wire.start_sum(torch.from_numpy(row), f"{self._prefix}.table{len(row)}"), row
 
     def _hear(self) -> None:
         if self._call is not None:
             (handle, row), self._call = self._call, None
             self._wire.wait(handle)
-            self._tables.hear(row)
+            table, figures = np.split(row, [RoundTable.length(self._balancer.workers)])
+            if len(figures):
+                self._check.judge(figures)
+            self._tables.hear(table)
+
+    def _parameters(self) -> Iterator[torch.Tensor]:
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                yield from group["params"]
 
 
 def _queue(callback: Callable[[], None]) -> None:
-    torch.autograd.Variable._execution_engine.queue_callback(callback)  # type: ignore[no-untyped-call]
+    torch.autograd.Variable._execution_engine.queue_callback(callback)
 
 
-def _hear_steps(beside: Beside) -> list[Any]:
-    of = weakref.ref(beside)
+_here = threading.local()  # the training of a thread that has drawn a batch last: a process may have had others
 
-    def begins(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if (me := of()) is not None:
-            me.step_begins(optimizer)
 
-    def ends(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if (me := of()) is not None:
-            me.step_ends(optimizer)
+def _trains_here() -> Beside | None:
+    of: Callable[[], Beside | None] | None = getattr(_here, "beside", None)
+    return None if of is None else of()
 
-    return [register_optimizer_step_pre_hook(begins), register_optimizer_step_post_hook(ends)]
+
+@cache
+def _hear_steps() -> None:
+    """Hear of every step of an optimizer in this process: users need not say which one trains."""
+    register_optimizer_step_pre_hook(_step_begins)
+    register_optimizer_step_post_hook(_step_ends)
+
+
+def _step_begins(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    if (beside := _trains_here()) is not None:
+        beside.step_begins(optimizer)
+
+
+def _step_ends(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    if (beside := _trains_here()) is not None:
+        beside.step_ends(optimizer)
 
 
 def _remove(hooks: list[Any]) -> None:
     for hook in hooks:
         hook.remove()
-
-
-def _is_horovods(optimizer: torch.optim.Optimizer) -> bool:
-    return hasattr(optimizer, "skip_synchronize")
-
-
-def _require_reducer(optimizer: torch.optim.Optimizer, reducer: Reducer) -> None:
-    """Raise if Horovod's optimizer makes something else of gradients than was said."""
-    if not _is_horovods(optimizer):
-        return
-    horovod = sys.modules["horovod.torch"]
-    does = {horovod.Average: "mean", horovod.Sum: "sum"}.get(getattr(optimizer, "op", None), "something else")
-    if does != reducer:
-        raise ValueError(
-            f"hvd.DistributedOptimizer makes the {does} of the ranks' gradients, and the loss was scaled for a "
-            f"{reducer}; use LoadBalance(reducer='sum') with op=hvd.Sum, or leave both out"
-        )
 
 
 def _whole(optimizers: list[torch.optim.Optimizer]) -> dict[torch.Tensor, str]:

@@ -363,7 +363,7 @@ def refusals() -> dict:
     return {
         "small batch": refusal(lambda: LoadBalance("bsp", global_batch=1)),
         "policy": refusal(lambda: LoadBalance("lbbsp", global_batch=24)),
-        "no optimizer": refusal(lambda: next(iter(BalancedLoader(TensorDataset(X, Y), balance())))),
+        "no optimizer": refusal(lambda: list(BalancedLoader(TensorDataset(X, Y), balance()))),
         "stream": refusal(lambda: BalancedLoader(Stream(), balance())),
         "batch_size": refusal(lambda: BalancedLoader(TensorDataset(X, Y), balance(), batch_size=3)),
         "empty": refusal(lambda: BalancedLoader(TensorDataset(X[:0], Y[:0]), balance())),

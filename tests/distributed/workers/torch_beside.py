@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import time
 from collections.abc import Callable
@@ -22,7 +23,8 @@ from torch_common import refusal
 from hvd_hetero import late_tables
 from hvd_hetero.policies import BSP, LBBSP, NonBlocking, Policy, StaticAllocation
 from hvd_hetero.rounds import FinishedRound, RoundPlan
-from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance
+from hvd_hetero.testing.rank import RUN_DIR
+from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance, SavedTraining
 
 SAMPLES, FEATURES, GLOBAL_BATCH, ROUNDS = 12 * 8 + 2, 6, 12, 30
 CLIP = 0.5
@@ -324,6 +326,66 @@ def lb_bsp_finds_the_slow_rank(how: str) -> dict[str, Any]:
     return {"plans": plans}
 
 
+def interrupted(how: str, keep: str) -> dict[str, Any]:
+    """A training that is saved, or committed, and goes on from there, beside one that was left alone."""
+    late_tables._COSTS_S = 0.0
+    case, x, y = Case("adamw"), *data()
+
+    def prepared(seed: int) -> tuple[Any, Any, LoadBalance, BalancedLoader]:
+        net = made(case)
+        with torch.no_grad():
+            net.outer.bias.add_(seed)  # what is loaded has something to do
+        optimizer = OPTIMIZERS[case.optimizer](net.parameters())
+        if how == "horovod":
+            optimizer = horovods(case, optimizer, net)
+        return wrapped(case, net, how), optimizer, *shared()
+
+    def shared() -> tuple[LoadBalance, BalancedLoader]:
+        balance = LoadBalance(StaticAllocation([3, 1, 2][: hvd.size()]), global_batch=GLOBAL_BATCH)
+        return balance, BalancedLoader(Indexed(), balance, shuffle=True, seed=5)
+
+    def go_on(model: Any, optimizer: Any, balance: LoadBalance, loader: BalancedLoader, rounds: int) -> torch.Tensor:
+        loader.stop_at = rounds
+        while balance.rounds < rounds:
+            for index in loader:
+                optimizer.zero_grad()
+                balance.scale(functional.mse_loss(model(x[index]), y[index])).backward()
+                optimizer.step()
+        return flat(model)
+
+    whole = go_on(*prepared(0), 20)
+    model, optimizer, balance, loader = prepared(0)
+    if keep == "saved":
+        path = os.path.join(os.environ[RUN_DIR], f"{how}.pt")
+        saved = SavedTraining(path, balance, loader, rounds_per_save=None, model=model, optimizer=optimizer)
+        go_on(model, optimizer, balance, loader, 11)
+        saved.save()
+        model, optimizer, balance, loader = prepared(1)
+        SavedTraining(path, balance, loader, rounds_per_save=None, model=model, optimizer=optimizer)
+    else:
+        from torch_hooks.elastic import TorchState
+
+        state = TorchState(model, optimizer, rounds_per_commit=None)
+        state.sync()
+        state.follow(balance, loader)
+        go_on(model, optimizer, balance, loader, 11)
+        state.commit()
+        go_on(model, optimizer, balance, loader, 14)
+        state.restore()
+        balance, loader = shared()
+        state.follow(balance, loader)
+    began = balance.rounds
+    return {"began": began, "apart": float((go_on(model, optimizer, balance, loader, 20) - whole).abs().max())}
+
+
+def sharded_in_one_file() -> str:
+    net = made(Case())
+    model = wrapped(Case(), net, "fsdp")
+    balance = LoadBalance("bsp", global_batch=GLOBAL_BATCH)
+    loader = BalancedLoader(Indexed(), balance)
+    return refusal(lambda: SavedTraining("run.pt", balance, loader, model=model))
+
+
 def attempts() -> dict[str, str]:
     """What bad input gets, over DDP or Horovod's optimizer."""
     late_tables._COSTS_S = 0.0
@@ -413,7 +475,27 @@ def attempts() -> dict[str, str]:
         "wrapped too late": too_late,
         "weighted twice": weighted_twice,
     }
+
+    def by_hand(balance: Any, model: Any, optimizer: Any, loss: Any) -> None:
+        balance.scale(loss()).backward()
+        for p in model.parameters():
+            torch.distributed.all_reduce(p.grad)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+
+    def loop_that_clears() -> None:
+        model = DistributedDataParallel(Net())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        balance = LoadBalance("bsp", global_batch=GLOBAL_BATCH)
+        for index in BalancedLoader(Indexed(), balance, micro_batches=2):
+            optimizer.zero_grad()
+            with balance.accumulate(model):
+                balance.scale(model(data()[0][index].float()).square().mean()).backward()
+            if balance.round_complete:
+                optimizer.step()
+
     if OVER_TORCH:
+        tried["summed by hand"] = lambda: loop(by_hand, plain=True)
+        tried["cleared in between"] = loop_that_clears
         tried["no reducer"] = lambda: loop(plainly, rounds=20, plain=True)
         tried["step in between"] = in_between
         tried["not to be accumulated"] = lambda: (
@@ -427,8 +509,14 @@ def attempts() -> dict[str, str]:
 def cases() -> dict[str, Callable[[], Any]]:
     kinds = {"ddp": DDP, "fsdp": FSDP} if OVER_TORCH else {"horovod": HOROVOD}
     made: dict[str, Callable[[], Any]] = {"attempts": attempts}
+    if OVER_TORCH:
+        made["fsdp: saved"] = sharded_in_one_file
+    else:
+        made["horovod: committed"] = lambda: interrupted("horovod", "committed")
     for how, each in kinds.items():
         made |= {f"{how}: {name}": lambda case=case, how=how: train(case, how) for name, case in each.items()}
+        if how != "fsdp":
+            made[f"{how}: saved"] = lambda how=how: interrupted(how, "saved")
         made[f"{how}: own time"] = lambda how=how: own_time(how)
         made[f"{how}: slow rank"] = lambda how=how: lb_bsp_finds_the_slow_rank(how)
     return made
