@@ -158,16 +158,16 @@ class RoundPlan:
         """The same samples in equally many micro-batches on all ranks, at least ``least``: each has a sample in each.
 
         No micro-batch holds more than ``largest`` samples (0: any number). Shares that are too small for so many
-        micro-batches are raised; where that cannot be, shares become equal.
+        micro-batches are raised. Where the round has too few samples for that, shares become equal, and a micro-batch
+        may hold one sample more.
         """
-        most = max(self.samples)
-        count = max(least, -(-most // largest) if largest else 1)
-        samples = self.samples
+        samples, count = self.samples, max(least, -(-max(self.samples) // largest) if largest else 1)
         if min(samples) < count:
-            possible = count * self.workers <= self.total
-            equal = proportional(np.ones(self.workers), self.total, minimum=0).tolist()
-            samples = self._divide(self.total, count, 1) if possible else tuple(equal)
-            count = max(least, -(-max(samples) // largest) if largest else 1)
+            if count * self.workers <= self.total:
+                samples = self._divide(self.total, count, 1)
+            else:
+                samples = tuple(proportional(np.ones(self.workers), self.total, minimum=0).tolist())
+            count = max(least, min(-(-max(samples) // largest) if largest else 1, *samples))
         return replace(self, samples=samples, micro_batches=(count,) * self.workers)
 
     def without(self, ended: Sequence[bool]) -> RoundPlan:

@@ -51,9 +51,9 @@ def _figures(table: RoundTable) -> dict[str, list[Any]]:
     if table.workers < _MANY:  # between two steps, NumPy has left the processor's caches: call it once
         lists = table.lists()
         names = (*_FIGURES, *(name for name in _SOMETIMES if any(lists[name])))
-        return {n: list(map(int, lists[n])) for n in _COUNTS} | {n: _known(lists[n]) for n in names}
+        return {n: list(map(round, lists[n])) for n in _COUNTS} | {n: _known(lists[n]) for n in names}
     names = (*_FIGURES, *(name for name in _SOMETIMES if table.column(name).any()))
-    counts = {name: table.column(name).astype(int).tolist() for name in _COUNTS}
+    counts = {name: np.rint(table.column(name)).astype(int).tolist() for name in _COUNTS}
     return counts | {name: _known(table.figures(name)) for name in names}
 
 
@@ -88,7 +88,11 @@ class Recorder:
     def __init__(self, file: RecordsFile | None = None, *, every: int = 1) -> None:
         self._held: Record | None = None
         self._laps: list[float] = []
-        """``lap_s`` of the table that the held record was made from."""
+        """``lap_s`` of the table that the held record is made of."""
+        self._former: int | None = None
+        """Round of the table before: a table may tell of several rounds."""
+        self._since = -1
+        """The same, of the held record."""
         self.recovery: Record | None = None
         """What goes into the record of the round that ends; such a round is recorded whatever ``every`` is."""
         self._listeners: list[_Listening] = []
@@ -108,8 +112,13 @@ class Recorder:
         if self._held is not None:
             self._complete(finished.table)
         recovery, self.recovery = self.recovery, None
-        if recovery is None and all(finished.round % each.every for each in self._listeners):  # also if there are none
+        since = finished.round - 1
+        if self._former is not None and self._former < since:  # else an earlier state was loaded
+            since = self._former
+        self._former = finished.round
+        if recovery is None and not any(_due(finished.round, since, each) for each in self._listeners):
             return
+        self._since = since
         self._held = {
             "round": finished.round,
             "epoch": finished.epoch,
@@ -158,12 +167,17 @@ class Recorder:
         record, self._held = {**self._held, "wait_s": wait_s}, None
         number = record["round"]
         for each in tuple(self._listeners):
-            if number % each.every and "recovery" not in record:
+            if not _due(number, self._since, each) and "recovery" not in record:
                 continue
             given = record if each.ours else _copy(record)
             if not _went_well(each.listener, each.listener, given):
                 self._listeners = [other for other in self._listeners if other is not each]
                 _close(each.listener)
+
+
+def _due(round: int, since: int, listening: _Listening) -> bool:
+    """Return whether a multiple of what a listener asks for is among the rounds after ``since``."""
+    return round // listening.every > since // listening.every
 
 
 def _copy(record: Record) -> Record:

@@ -19,7 +19,7 @@ ANY = [
 ]  # fmt: skip
 SEVERAL = ["k = 3", "k = 3, reduced each time", "max_micro_batch"]
 EXACT = {
-    "ddp": [*ANY, *SEVERAL, "decay in the loss", "penalty", "find_unused_parameters", "static_graph"],
+    "ddp": [*ANY, *SEVERAL, "decay in the loss", "penalty", "find_unused_parameters", "static_graph", "scaler"],
     "fsdp": [*ANY, *SEVERAL, "kept whole"],
     "horovod": [*ANY, "decay in the loss", "penalty", "k = 3", "sums"],
 }
@@ -112,7 +112,8 @@ def test_a_training_under_torchrun_goes_on_from_a_file(ranks):
 @pytest.mark.parametrize("keep", ["saved", "committed"])
 def test_a_training_with_horovods_own_optimizer_goes_on_where_it_was_kept(ranks, keep):
     for rank in ranks:
-        assert rank[f"horovod: {keep}"] == {"began": 11, "apart": 0.0}
+        assert rank[f"horovod: {keep}"]["began"] == 11
+        assert rank[f"horovod: {keep}"]["apart"] <= 1e-14, "Horovod sums in another order now and then"
 
 
 @of("fsdp")

@@ -93,8 +93,8 @@ class Case:
     static_graph: bool = False
     reshard: bool = True
     mixed: bool = False
-    half: bool = False
     sums: bool = False
+    scaler: bool = False
     costs_s: float = 0.0
     workers: int = 0
 
@@ -119,6 +119,7 @@ DDP = COMMON | SEVERAL | {
     "penalty": Case(penalty=True),
     "find_unused_parameters": Case(unused=True),
     "static_graph": Case(static_graph=True),
+    "scaler": Case(scaler=True, clip=True),
 }  # fmt: skip
 FSDP = COMMON | SEVERAL | {"kept whole": Case(reshard=False), "mixed precision": Case(mixed=True)}
 HOROVOD = COMMON | {"penalty": Case(penalty=True), "k = 3": Case(micro_batches=3), "sums": Case(sums=True)}
@@ -190,6 +191,7 @@ def train(case: Case, how: str) -> dict[str, Any] | None:
         Indexed(), balance, shuffle=True, seed=5, stop_at=ROUNDS, micro_batches=case.micro_batches,
         num_workers=case.workers,
     )  # fmt: skip
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=5) if case.scaler else None
     seen: list[list[list[int]]] = [[] for _ in range(ROUNDS)]
     tables: list[FinishedRound] = []
     balance._session.balancer.observer = tables.append
@@ -198,15 +200,20 @@ def train(case: Case, how: str) -> dict[str, Any] | None:
             seen[balance.rounds].append(index.tolist())
             defers = balance.accumulate(model) if case.accumulate and how != "horovod" else contextlib.nullcontext()
             with defers:
-                balance.scale(loss_of(case, model, parameters, x[index], y[index])).backward()
+                loss = balance.scale(loss_of(case, model, parameters, x[index], y[index]))
+                (loss if scaler is None else scaler.scale(loss)).backward()
             if balance.round_complete:
+                if scaler is not None:
+                    scaler.unscale_(optimizer)
                 if case.clip and how == "horovod":
                     optimizer.synchronize()
                 if case.clip:
                     torch.nn.utils.clip_grad_norm_(parameters, CLIP)
                 skips = optimizer.skip_synchronize() if case.clip and how == "horovod" else contextlib.nullcontext()
                 with skips:
-                    optimizer.step()
+                    optimizer.step() if scaler is None else scaler.step(optimizer)
+                if scaler is not None:
+                    scaler.update()
                 optimizer.zero_grad()
     balance.close()
     mine = flat(net)

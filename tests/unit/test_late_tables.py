@@ -1,0 +1,143 @@
+"""Tables for several rounds at once, read a round later: driven by hand, with a sum in the place of a wire."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hvd_hetero.balancer import Balancer
+from hvd_hetero.data.order import EpochEnd
+from hvd_hetero.errors import HeteroError, PlanMismatchError
+from hvd_hetero.late_tables import LateTables
+from hvd_hetero.policies import BSP, LBBSP
+from hvd_hetero.rounds import MicroBatch, RoundPlan
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Job:
+    """Ranks that do as many samples per second; a table is read when the next round is over."""
+
+    def __init__(self, policy, speeds, global_batch):
+        self.clocks = [Clock() for _ in speeds]
+        self.speeds = speeds
+        self.balancers = [
+            Balancer(policy(), rank, len(speeds), global_batch, clock=clock) for rank, clock in enumerate(self.clocks)
+        ]
+        self.tables = [LateTables(balancer) for balancer in self.balancers]
+        self.finished = []
+        self.balancers[0].observer = self.finished.append
+        self._summed = None
+
+    def round(self, data=(), **row):
+        for rank, (balancer, clock) in enumerate(zip(self.balancers, self.clocks, strict=True)):
+            plan = balancer.plan()
+            balancer.begin(MicroBatch(plan, plan.samples[rank], data=data[rank] if data else 0))
+            clock.now += plan.samples[rank] / self.speeds[rank]
+        end = max(clock.now for clock in self.clocks) + 0.01
+        for balancer, clock, tables in zip(self.balancers, self.clocks, self.tables, strict=True):
+            balancer.meter.done(balancer.work.samples)
+            balancer.meter.done_at = clock.now
+            balancer.meter.waited(end - clock.now)
+            tables.close_round()
+            clock.now = end
+        if self._summed is not None:
+            for tables in self.tables:
+                tables.hear(self._summed)
+            self._summed = None
+        if self.tables[0].due:
+            figures = {"settings": 0.0, "witness": 0.0, "bits": 0.0, "broken": 0.0} | row
+            self._summed = sum(tables.row(**figures) for tables in self.tables)
+
+
+def test_the_table_of_a_round_decides_the_plan_of_the_round_after_the_next():
+    job = Job(LBBSP, [300.0, 100.0], 120)
+    plans = []
+    for _ in range(6):
+        plans.append(job.balancers[0].plan().samples)
+        job.round()
+        assert len({balancer.plan() for balancer in job.balancers}) == 1
+    assert plans[:4] == [(60, 60)] * 4, (
+        "the first round teaches nothing; the table of the second is read behind the third"
+    )
+    assert plans[4][0] > 60
+
+
+def test_ranks_of_unlike_speed_come_to_equal_times():
+    job = Job(LBBSP, [300.0, 100.0, 200.0], 120)
+    for _ in range(16):
+        job.round()
+    assert job.balancers[0].plan().samples == pytest.approx((60, 20, 40), abs=2)
+
+
+@pytest.mark.parametrize(("seconds", "every"), [(1.0, 1), (0.15, 1), (0.03, 5), (0.01, 15), (1e-6, 64)])
+def test_the_shorter_a_step_the_fewer_tables(seconds, every):
+    job = Job(BSP, [60 / seconds] * 2, 120)
+    for _ in range(3):
+        job.round()
+    assert [tables.every for tables in job.tables] == [every] * 2
+
+
+def test_a_row_tells_of_the_rounds_since_the_last_one_by_their_means():
+    job = Job(BSP, [6000.0, 3000.0], 120)  # rounds of 20 ms
+    for _ in range(30):
+        job.round()
+    told = job.finished[-1]
+    assert [each.round for each in job.finished[:3]] == [0, 1, 9], "every eighth"
+    assert told.table.figures("samples") == [60.0, 60.0]
+    assert told.table.figures("micro_batches") == [1.0, 1.0]
+    assert told.table.column("compute_s") == pytest.approx([0.01, 0.02])
+    assert told.table.column("wait_s") == pytest.approx([0.02, 0.01]), "of the rounds before these"
+    assert told.elapsed_s == pytest.approx(0.03)
+    assert job.balancers[0].rounds == 30
+
+
+def test_ranks_that_go_their_own_ways_in_any_of_the_rounds_are_found_out():
+    job = Job(BSP, [6000.0, 6000.0], 120)
+    for _ in range(4):
+        job.round(data=[7, 7])
+    job.round(data=[7, 8])
+    while job.tables[0].sent < 3:
+        job.round(data=[7, 7])
+    with pytest.raises(PlanMismatchError, match=r"ranks \[1\] follow another plan"):
+        job.round(data=[7, 7])
+
+
+def test_a_loss_that_is_not_finite_is_told():
+    job = Job(BSP, [60.0, 60.0], 120)
+    job.round(broken=1.0)
+    with pytest.raises(HeteroError, match=r"round 0: the gradient of ranks \[0, 1\] is not finite"):
+        job.round()
+
+
+@pytest.mark.parametrize("workers", [2, 3, 5])
+def test_rounds_in_step_have_equally_many_micro_batches_with_a_sample_each(workers):
+    rng = np.random.default_rng(workers)
+    for _ in range(300):
+        total = int(rng.integers(4 * workers, 60))
+        cuts = np.sort(rng.choice(total - 1, workers - 1, replace=False)) + 1
+        plan = RoundPlan.of(np.diff(cuts, prepend=0, append=total))
+        least, largest = int(rng.integers(1, 5)), int(rng.integers(0, 9))
+        stepped = plan.in_step(least, largest)
+        assert stepped.total == total
+        assert len(set(stepped.micro_batches)) == 1
+        assert stepped.micro_batches[0] >= least
+        sizes = [size for rank in range(workers) for size in stepped.sizes(rank)]
+        assert min(sizes) >= 1
+        equal = max(stepped.samples) - min(stepped.samples) <= 1
+        assert not largest or max(sizes) <= largest + equal
+        if min(plan.samples) >= stepped.micro_batches[0]:
+            assert stepped.samples == plan.samples
+
+
+def test_a_remainder_too_small_for_the_micro_batches_joins_the_round_before():
+    end = EpochEnd(joins=True, in_step=3)
+    plan = RoundPlan.of([8, 4])
+    assert end.fit(plan, 12 + 6).total == 12
+    assert end.fit(plan, 12 + 5).total == 17
+    assert end.fit(plan, 12 + 5).micro_batches == (3, 3)
