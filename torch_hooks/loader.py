@@ -134,7 +134,8 @@ class BalancedLoader:
             of_batches = loader_options
         workers, global_batch = session.balancer.workers, session.balancer.global_batch
         way_out = "give as many as you accumulate, of at least one sample on each rank"
-        self._in_step = integer("micro_batches", micro_batches or 1, 1, global_batch // workers + 1, way_out=way_out)
+        in_step = 1 if micro_batches is None else micro_batches
+        self._in_step = integer("micro_batches", in_step, 1, global_batch // workers + 1, way_out=way_out)
         self._asks_in_step = micro_batches is not None
         least = session.balancer.global_batch if drop_last else 1
         order = order_of(

@@ -7,6 +7,7 @@ import pytest
 
 from hvd_hetero.balancer import Balancer
 from hvd_hetero.data.order import EpochEnd
+from hvd_hetero.data.streams import ShardStream
 from hvd_hetero.errors import HeteroError, PlanMismatchError
 from hvd_hetero.late_tables import LateTables
 from hvd_hetero.policies import BSP, LBBSP
@@ -134,6 +135,14 @@ def test_rounds_in_step_have_equally_many_micro_batches_with_a_sample_each(worke
         assert not largest or max(sizes) <= largest + equal
         if min(plan.samples) >= max(least, -(-max(plan.samples) // largest) if largest else 1):
             assert stepped.samples == plan.samples
+
+
+def test_shards_are_cut_in_step_too():
+    stream = ShardStream(lambda number: range(100), 5, rank=0, workers=2)
+    stream.end = EpochEnd(in_step=2)
+    cut = stream.take(RoundPlan((9, 4), (3, 1)), 0)
+    assert cut.plan == RoundPlan((9, 4), (2, 2))
+    assert [work.samples for work in cut.micro_batches()] == [4, 5]
 
 
 def test_a_remainder_too_small_for_the_micro_batches_joins_the_round_before():

@@ -22,7 +22,8 @@ __all__ = ["Reducer", "ReducerCheck", "is_horovods"]
 Reducer = Literal["mean", "sum"]
 
 _PIECE = 2**13  # numbers that are looked at
-_ROUNDS = 3  # steps with gradients, after the first one that shows the parameters
+_TABLES = 8  # after which nothing more is looked at: a model may be sharded
+_SURE = 0.1  # of the sum of |r_i|: less is rounding, perhaps
 _BEYOND = 1.1  # what rounding in 16 bits, on the way, does not explain
 
 
@@ -40,23 +41,18 @@ class ReducerCheck:
         self._parameter: torch.Tensor | None = None
         self._hook: Any = None
         self._own = 0.0
-        self._steps = 0
+        self._tables = 0
+        self.open = workers > 1
+        """True: there is more to find out; the same on every rank."""
         self.figures = (0.0, 0.0)
         """r_i and R of the latest step; 0: not known."""
-
-    @property
-    def open(self) -> bool:
-        """Whether there is more to find out; the same on every rank."""
-        return self._workers > 1 and self._steps <= _ROUNDS
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer is about to step."""
         if is_horovods(optimizer):
             self._require_said(optimizer)
-            self._steps = _ROUNDS + 1
-            return
-        self._steps += 1
-        if self._parameter is None:
+            self.open = False
+        elif self._parameter is None:
             self._parameter = next((p for g in optimizer.param_groups for p in g["params"] if _shows(p)), None)
             if self._parameter is not None:
                 self._hook = self._parameter.register_hook(self._add)
@@ -64,15 +60,18 @@ class ReducerCheck:
             gradient = self._parameter.grad
             self.figures = (self._own, 0.0 if gradient is None else _signed(gradient))
             self._own = 0.0
-        if self._hook is not None and not self.open:
-            self._hook.remove()
 
     def judge(self, figures: npt.NDArray[np.float64]) -> None:
         """Raise on all ranks, by r_i and R of all ranks, if the reducer sums where a mean was said."""
         own, reduced = figures.reshape(-1, 2).T
-        total = float(own.sum())
-        alike = np.allclose(reduced, reduced[0], rtol=1e-2, atol=0.0)
-        if self._said == "mean" and alike and total and reduced[0] / total > _BEYOND / self._workers:
+        total, alike = float(own.sum()), np.allclose(reduced, reduced[0], rtol=1e-2, atol=0.0)
+        sure = alike and abs(total) > _SURE * np.abs(own).sum()
+        self._tables += 1
+        if sure or self._tables == _TABLES:
+            self.open = False
+            if self._hook is not None:
+                self._hook.remove()
+        if sure and self._said == "mean" and reduced[0] / total > _BEYOND / self._workers:
             raise ValueError(
                 "the ranks' gradients are summed, and the loss was scaled for their mean, so that they are "
                 f"{self._workers} times too large; divide by the number of ranks, or say LoadBalance(reducer='sum')"

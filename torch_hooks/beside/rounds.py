@@ -108,7 +108,7 @@ class Beside:
         self._optimizers: list[torch.optim.Optimizer] = []
         self._norm: ParameterNorm | None = None
         self._depth = 0  # of step(): Horovod's optimizer steps around the one inside
-        self._step_began_at = math.nan
+        self._update_began_at = math.nan
         self._let_go = weakref.finalize(self, _remove, leave_out_waits(meter) if wire.size > 1 else [])
         self._let_go.atexit = False
         _hear_steps()
@@ -214,7 +214,10 @@ class Beside:
         """The backward pass is over."""
         self._stage = _Stage.DONE
         self._meter.reads = False
-        self._meter.waited(self._balancer.now() - self._meter.done_at)
+        now = self._balancer.now()
+        self._meter.waited(now - self._meter.done_at)
+        if self._depth:  # in the closure of a step, whose update follows
+            self._update_begins(now)
 
     # What optimizers call.
 
@@ -230,19 +233,27 @@ class Beside:
         if self._depth == 1 and all(optimizer is not known for known in self._optimizers):
             self._optimizers.append(optimizer)
             self._norm = None
+        if self._stage is not _Stage.DONE:
+            return
         now = self._balancer.now()
-        if self._depth == 2:
-            self._meter.waited(now - self._step_began_at)
-        self._step_began_at = now
+        if self._depth == 2 and is_horovods(optimizer):
+            self._meter.waited(now - self._update_began_at)
         if self._depth == (2 if is_horovods(optimizer) else 1):
-            self._meter.applying(waited=True)
+            self._update_begins(now)
+        else:
+            self._update_began_at = now
 
     def step_ends(self, optimizer: torch.optim.Optimizer) -> None:
         """It has stepped."""
         if self._depth:
-            if self._depth == (2 if is_horovods(optimizer) else 1):
-                self._meter.applied(self._balancer.now() - self._step_began_at)
+            if self._depth == (2 if is_horovods(optimizer) else 1) and not math.isnan(self._update_began_at):
+                self._meter.applied(self._balancer.now() - self._update_began_at)
+                self._update_began_at = math.nan
             self._depth -= 1
+
+    def _update_begins(self, now: float) -> None:
+        self._update_began_at = now
+        self._meter.applying(waited=True)
 
     # What travels.
 

@@ -1,0 +1,206 @@
+"""Scaled losses beside a reducer, on threads: what needs no process of its own."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch.nn import functional  # noqa: E402
+from torch.utils.data import Dataset, TensorDataset  # noqa: E402
+
+from hvd_hetero import late_tables  # noqa: E402
+from hvd_hetero.policies import BSP  # noqa: E402
+from hvd_hetero.rounds import RoundPlan  # noqa: E402
+from hvd_hetero.testing import run_on_threads  # noqa: E402
+from torch_hooks import BalancedLoader, LoadBalance, SyncBatchNorm  # noqa: E402
+
+torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)  # imports what all threads would import at once
+SAMPLES, ROUNDS = 40, 12
+_SEEDING = threading.Lock()
+
+
+class Unequal(BSP):
+    """A fourth of each batch, and the rest."""
+
+    def first(self, workers, global_batch):
+        return RoundPlan.of([global_batch // 4, global_batch - global_batch // 4])
+
+
+class Indexed(Dataset):
+    def __len__(self):
+        return SAMPLES
+
+    def __getitem__(self, i):
+        return i
+
+
+@pytest.fixture(autouse=True)
+def each_round_a_table(monkeypatch):
+    monkeypatch.setattr(late_tables, "_COSTS_S", 0.0)
+
+
+def network(balance=None):
+    with _SEEDING:
+        torch.manual_seed(3)
+        net = torch.nn.Sequential(
+            torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Tanh(), torch.nn.Linear(4, 1)
+        ).double()
+    return net if balance is None else SyncBatchNorm.convert_sync_batchnorm(net, balance)
+
+
+def data():
+    x = torch.randn(SAMPLES, 3, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    return x, x.sin().sum(1, keepdim=True)
+
+
+def averaged(model, balance):
+    wire = balance._session.wire
+    for name, parameter in model.named_parameters():
+        parameter.grad = wire.result(wire.start_sum(parameter.grad, name)) / wire.size
+
+
+def test_batch_norm_over_all_ranks_is_exact_with_a_scaled_loss():
+    def case(rank):
+        balance = LoadBalance(Unequal(), global_batch=8)
+        model, (x, y) = network(balance), data()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        loader = BalancedLoader(Indexed(), balance, shuffle=True, seed=1, stop_at=ROUNDS)
+        seen = []
+        while balance.rounds < ROUNDS:
+            for index in loader:
+                seen.append(index.tolist())
+                optimizer.zero_grad()
+                balance.scale(functional.mse_loss(model(x[index]), y[index])).backward()
+                averaged(model, balance)
+                optimizer.step()
+        return seen, [value.clone() for value in model.state_dict().values()]
+
+    (ours, values), (theirs, _) = run_on_threads(case, 2)
+    model, (x, y) = network(), data()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for mine, others in zip(ours, theirs, strict=True):
+        assert (len(mine), len(others)) == (2, 6)
+        optimizer.zero_grad()
+        functional.mse_loss(model(x[mine + others]), y[mine + others]).backward()
+        optimizer.step()
+    for value, expected in zip(values, model.state_dict().values(), strict=True):
+        torch.testing.assert_close(value, expected, rtol=1e-12, atol=1e-14)
+
+
+def line():
+    model = torch.nn.Linear(3, 1).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(0.5)
+    return model
+
+
+def loop(rank, body, rounds=6, **options):
+    balance = LoadBalance("bsp", global_batch=8)
+    model = line()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    loader = BalancedLoader(TensorDataset(data()[0][: 8 * rounds]), balance, **options)
+    for (x,) in loader:
+        optimizer.zero_grad()
+        body(balance, model, x, optimizer)
+    return balance
+
+
+def trained(balance, model, x, optimizer):
+    balance.scale(model(x).square().mean()).backward()
+    averaged(model, balance)
+    optimizer.step()
+
+
+def test_a_step_with_a_closure_is_timed_once():
+    def body(balance, model, x, optimizer):
+        def closure():
+            balance.scale(model(x).square().mean()).backward()
+            averaged(model, balance)
+
+        optimizer.step(closure)
+
+    def case(rank):
+        balance = loop(rank, body, 5)
+        return balance.rounds, float(balance._session.balancer.finished.table.busy_s.max())
+
+    for rounds, busy_s in run_on_threads(case, 2):
+        assert rounds == 5
+        assert busy_s > 0.0
+
+
+def test_a_loop_that_is_left_after_its_step_has_done_the_round():
+    def case(rank):
+        balance = LoadBalance("bsp", global_batch=8)
+        model = line()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        loader = BalancedLoader(TensorDataset(data()[0]), balance)
+        left = []
+        for (x,) in loader:
+            trained(balance, model, x, optimizer)
+            if balance.rounds == 1:
+                break
+        left.append(balance.rounds)
+        for _ in loader:
+            break  # nothing was done with it
+        left.append(balance.rounds)
+        for (x,) in loader:
+            optimizer.zero_grad()
+            trained(balance, model, x, optimizer)
+        return [*left, balance.rounds]
+
+    assert run_on_threads(case, 2) == [[2, 2, 7]] * 2
+
+
+def test_a_user_s_own_batches_are_those_of_the_plan():
+    def case(rank):
+        balance = LoadBalance("bsp", global_batch=8)
+        model = line()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for _ in range(3):
+            balance.batch(balance.batch_size)
+            optimizer.zero_grad()
+            trained(balance, model, torch.ones(4, 3).double(), optimizer)
+        with pytest.raises(ValueError, match=r"samples must be balance\.batch_size=4 beside a reducer"):
+            balance.batch(3)
+        return balance.rounds
+
+    assert run_on_threads(case, 2) == [3, 3]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"samples_of": len, "collate_fn": list}, "samples_of needs DistributedOptimizer"),
+        ({"micro_batches": 0}, "micro_batches must be at least 1"),
+        ({"micro_batches": 5}, "micro_batches must be at least 1 and below 5, got 5"),
+    ],
+)
+def test_what_a_loader_cannot_do_beside_a_reducer_is_refused(options, message):
+    def case(rank):
+        with pytest.raises(ValueError, match=message):
+            loop(rank, trained, **options)
+
+    run_on_threads(case, 2)
+
+
+def test_a_micro_batch_is_not_done_again_beside_a_reducer():
+    def body(balance, model, x, optimizer):
+        with balance.surviving_out_of_memory():
+            trained(balance, model, x, optimizer)
+
+    def case(rank):
+        with pytest.raises(ValueError, match="a batch is not done again beside a reducer of your own"):
+            loop(rank, body)
+
+    run_on_threads(case, 2)
+
+
+def test_a_reducer_is_a_mean_or_a_sum():
+    def case(rank):
+        with pytest.raises(ValueError, match="reducer must be 'mean' or 'sum', got 'average'"):
+            LoadBalance("bsp", global_batch=8, reducer="average")
+
+    run_on_threads(case, 1)
