@@ -168,7 +168,9 @@ class RoundPlan:
             else:
                 samples = tuple(proportional(np.ones(self.workers), self.total, minimum=0).tolist())
             count = max(least, min(-(-max(samples) // largest) if largest else 1, *samples))
-        return replace(self, samples=samples, micro_batches=(count,) * self.workers)
+        micro_batches = (count,) * self.workers
+        same = samples is self.samples and micro_batches == self.micro_batches  # as it is in most rounds
+        return self if same else replace(self, samples=samples, micro_batches=micro_batches)
 
     def without(self, ended: Sequence[bool]) -> RoundPlan:
         """Return the plan without the ranks whose data have ended; the others keep their work.

@@ -281,7 +281,7 @@ def own_time(how: str) -> dict[str, Any]:
     """Of layers that sleep longer on each rank, under equal batches."""
     torch.manual_seed(100)
     late_tables._COSTS_S = 0.0
-    seconds = 0.5e-3 * (1 + 2 * hvd.rank())
+    seconds = 1.5e-3 * (1 + 2 * hvd.rank())
     model = torch.nn.Sequential(*(Sleepy(seconds) for _ in range(3)))
     if how == "ddp":
         model = DistributedDataParallel(model)
@@ -303,7 +303,7 @@ def own_time(how: str) -> dict[str, Any]:
         balance.scale(model(torch.randn(len(index), FEATURES)).square().mean()).backward()
         optimizer.step()
     return {
-        "slept_s": [9 * 8 * 0.5e-3 * (1 + 2 * rank) for rank in range(hvd.size())],
+        "slept_s": [9 * 8 * 1.5e-3 * (1 + 2 * rank) for rank in range(hvd.size())],
         "compute_s": [each.table.column("compute_s").tolist() for each in tables[2:]],
         "wait_s": [each.table.column("wait_s").tolist() for each in tables[3:]],
     }
