@@ -339,9 +339,9 @@ class Balancer:
         self._state = _State.AGREED
         return self._work, short
 
-    def agree_late(self, finished: FinishedRound, *, short: bool) -> None:
-        """The table of rounds that are over is here: decide the latest plan again."""
-        self._planner.revise(finished, short=short)
+    def agree_late(self, finished: FinishedRound, planned: RoundTable, *, short: bool) -> None:
+        """The table of rounds that are over is here: decide the latest plan again, by a table as the policy counts."""
+        self._planner.revise(replace(finished, table=planned), short=short)
         self._tell(finished)
         self._know_fixed_cost()
 

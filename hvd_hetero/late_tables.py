@@ -61,6 +61,7 @@ class LateTables:
     def close_round(self) -> None:
         """Close the round at hand: the rank's work in it is done."""
         work, short = self._balancer.close_round()
+        self._balancer.meter.round.planned += self._planned(work.plan.samples[self._balancer.rank])
         if self._rounds:
             self._balancer.meter.another_round()
             short = short and self._short
@@ -107,10 +108,16 @@ class LateTables:
         if not balancer.allow_nan:
             require_finite(sent.round, table.column("broken"))
         finished = FinishedRound(sent.round, sent.epoch, sent.plan, table, sent.elapsed_s)
-        balancer.agree_late(finished, short=short)
+        planned = table.replaced("micro_batches", [self._planned(samples) for samples in table.figures("samples")])
+        balancer.agree_late(finished, planned, short=short)
         busiest_s = float(table.busy_s.max())
         if 0.0 < busiest_s < math.inf:
             self.every = min(max(math.ceil(_COSTS_S / (_SHARE * busiest_s)), 1), _MOST)
+
+    def _planned(self, samples: float) -> int:
+        """Return in how many micro-batches the policy would have this share done: it plans by what one costs."""
+        largest = getattr(self._balancer.policy, "max_micro_batch", None)
+        return math.ceil(samples / largest) if largest else 1
 
     def forget(self) -> None:
         """The rounds that no row has told of never were."""

@@ -53,6 +53,8 @@ class _Round:
     """True: its speed tells something about later rounds."""
     rounds: int = 1
     """Rounds that these are the sums of, where a row tells of several."""
+    planned: int = 0
+    """Micro-batches that the policy counts, where these are done in others; 0: those that are done."""
 
 
 class SpeedMeter:
@@ -224,7 +226,8 @@ class SpeedMeter:
             self.expected()  # what a predictor computes once for a forecast is ready before the row has to leave
 
     def _learn(self, known: _Round) -> None:
-        size, seconds = known.samples / known.micro_batches, (known.compute_s + known.input_s) / known.micro_batches
+        count = known.planned or known.micro_batches
+        size, seconds = known.samples / count, (known.compute_s + known.input_s) / count
         speed = size / seconds
         if self.pace is not None:
             self.pace.size = size

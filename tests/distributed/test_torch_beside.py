@@ -92,12 +92,15 @@ def test_a_rank_times_its_own_work(ranks, how, request):
     assert waits[0] > 0.8 * (slept_s[-1] - slept_s[0])
 
 
-@pytest.mark.parametrize("how", ["ddp", "fsdp", "horovod"])
+@pytest.mark.parametrize(
+    "case",
+    ["ddp: slow rank", "fsdp: slow rank", "ddp: slow rank, k = 3", "fsdp: slow rank, k = 3", "horovod: slow rank"],
+)
 @pytest.mark.parametrize("ranks", ["2 ranks of torch.distributed", "2 ranks of Horovod"], indirect=True)
-def test_lb_bsp_gives_the_slow_rank_less(ranks, how, request):
-    if (how == "horovod") != ("Horovod" in request.node.callspec.params["ranks"]):
+def test_lb_bsp_gives_the_slow_rank_less(ranks, case, request):
+    if ("horovod" in case) != ("Horovod" in request.node.callspec.params["ranks"]):
         pytest.skip("another reducer")
-    plans = ranks[0][f"{how}: slow rank"]["plans"]
+    plans = ranks[0][case]["plans"]
     fast, slow = (statistics.median(shares) for shares in zip(*plans[-8:], strict=True))
     assert 1.5 < fast / slow < 2.5
 
