@@ -2,17 +2,16 @@
 
     torchrun --nproc-per-node 2 examples/torch_accelerate.py
 
-It needs accelerate and scikit-learn. ``accelerate launch`` starts it as well. The Accelerator places the model, chooses
-the precision (bfloat16 needs no scaler), runs backward passes and prints on one rank. It prepares neither model nor
-loader, since it would wrap the one with DDP and cut the other into equal batches. ``--slow RANK`` slows one rank down,
-to see the batches follow.
+It needs accelerate and scikit-learn. ``accelerate launch`` starts it as well. The Accelerator wraps the model with DDP,
+chooses the precision (bfloat16 needs no scaler), runs backward passes, clips and prints on one rank. It prepares
+neither loader nor schedule: it would cut batches equally, and step a schedule once for each rank. ``--slow RANK`` slows
+one rank down, to see the batches follow.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -20,7 +19,7 @@ from sklearn.datasets import load_digits
 from torch.nn import functional
 from torch.utils.data import Subset, TensorDataset
 
-from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance, average_by_samples
+from torch_hooks import BalancedLoader, LoadBalance, average_by_samples
 
 
 def main() -> None:
@@ -42,19 +41,12 @@ def main() -> None:
     model = torch.nn.Sequential(
         torch.nn.Conv2d(1, 16, 3, padding=1), torch.nn.ReLU(), torch.nn.MaxPool2d(2),
         torch.nn.Flatten(), torch.nn.Linear(16 * 4 * 4, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10),
-    ).to(accelerator.device)  # fmt: skip
+    )  # fmt: skip
+    model, optimizer = accelerator.prepare(model, torch.optim.Adam(model.parameters(), lr=3e-3))
 
     balance = LoadBalance("lb-bsp", global_batch=128)
     loader = BalancedLoader(training, balance, shuffle=True, seed=0)
-    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    optimizer = DistributedOptimizer(optimizer, balance, named_parameters=model.named_parameters())
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.epochs * len(loader))
-
-    def clip(*_: Any) -> None:  # in place of accelerator.clip_grad_norm_: here the gradient is the sum over all ranks
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 5.0)
-
-    optimizer.register_step_pre_hook(clip)
-    optimizer.register_step_post_hook(lambda *_: schedule.step())
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer.optimizer, options.epochs * len(loader))
 
     for epoch in range(options.epochs):
         model.train()
@@ -63,10 +55,11 @@ def main() -> None:
             if rank == options.slow:
                 time.sleep(2e-4 * len(images))
             optimizer.zero_grad()
-            with accelerator.autocast():
-                loss = functional.cross_entropy(model(images), labels)
-            accelerator.backward(loss)
+            loss = functional.cross_entropy(model(images), labels)
+            accelerator.backward(balance.scale(loss))
+            accelerator.clip_grad_norm_(model.parameters(), 5.0)
             optimizer.step()
+            schedule.step()
 
         model.eval()
         images, labels = Subset(test, range(rank, len(test), ranks))[:]

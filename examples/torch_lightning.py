@@ -2,15 +2,14 @@
 
     torchrun --nproc-per-node 2 examples/torch_lightning.py
 
-It needs pytorch-lightning and scikit-learn. Every rank has its own Trainer, of one device, so Lightning adds
-neither DDP nor a sampler: loader and optimizer are ours, and the Trainer's other work stays. One rank writes
-checkpoints and logs. ``--slow RANK`` slows one rank down, to see the batches follow.
+It needs pytorch-lightning and scikit-learn. The Trainer wraps the module with DDP, clips and steps. It gets a loader of
+ours, to which it must add no sampler, and the scaled loss. ``--slow RANK`` slows one rank down, to see the batches
+follow.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from typing import Any
 
@@ -20,7 +19,7 @@ from sklearn.datasets import load_digits
 from torch.nn import functional
 from torch.utils.data import Subset, TensorDataset
 
-from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance, average_by_samples
+from torch_hooks import BalancedLoader, LoadBalance, average_by_samples
 
 
 class Digits(pytorch_lightning.LightningModule):
@@ -38,17 +37,10 @@ class Digits(pytorch_lightning.LightningModule):
         images, labels = batch
         if torch.distributed.get_rank() == self.slow:
             time.sleep(2e-4 * len(images))
-        return functional.cross_entropy(self.net(images), labels)
+        return self.balance.scale(functional.cross_entropy(self.net(images), labels))
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        optimizer = torch.optim.Adam(self.parameters(), lr=3e-3)
-        optimizer = DistributedOptimizer(optimizer, self.balance, self.named_parameters())
-
-        def clip(*_: Any) -> None:  # in place of gradient_clip_val: here the gradient is the sum over all ranks
-            torch.nn.utils.clip_grad_norm_(self.parameters(), 5.0)
-
-        optimizer.register_step_pre_hook(clip)
-        return optimizer
+        return torch.optim.Adam(self.parameters(), lr=3e-3)
 
     def on_train_epoch_end(self) -> None:
         rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
@@ -80,8 +72,9 @@ def main() -> None:
 
     balance = LoadBalance("lb-bsp", global_batch=128)
     trainer = pytorch_lightning.Trainer(
-        accelerator="gpu" if gpu else "cpu", devices=[int(os.environ["LOCAL_RANK"])] if gpu else 1,
-        max_epochs=options.epochs, enable_progress_bar=False, logger=False, enable_checkpointing=False,
+        accelerator="gpu" if gpu else "cpu", strategy="ddp", devices=torch.distributed.get_world_size(),
+        use_distributed_sampler=False, gradient_clip_val=5.0, max_epochs=options.epochs,
+        enable_progress_bar=False, logger=False, enable_checkpointing=False,
     )  # fmt: skip
     trainer.fit(Digits(balance, test, options.slow), BalancedLoader(training, balance, shuffle=True, seed=0))
     torch.distributed.destroy_process_group()

@@ -99,6 +99,14 @@ def test_a_rank_that_is_killed_costs_no_sample_under_torchrun_with_and_without_a
         assert told[name][-1] == told["whole"][-1]
 
 
+@pytest.mark.parametrize("options", [(), ("--shard", "--accumulate", 2)], ids=["DDP", "FSDP2 in two parts"])
+def test_the_example_that_keeps_its_reducer_learns_and_gives_a_slow_rank_less(launch, options):
+    told = learnt(launch, "torch_ddp.py", "torch", *options)
+    assert len(told) == 8
+    assert told[-1][0] > 0.85
+    assert sum(told[-1][1:]) == 128
+
+
 @pytest.mark.parametrize(
     ("example", "samples"), [("torch_lightning.py", 128), ("torch_accelerate.py", 128), ("torch_transformers.py", 32)]
 )
