@@ -1,28 +1,76 @@
-"""Train a transformer of Hugging Face's library on sequences of unequal length, on ranks of unequal speed.
+"""Train a transformer by Hugging Face's Trainer on sequences of unequal length, on ranks of unequal speed.
 
     torchrun --nproc-per-node 2 examples/torch_transformers.py
 
-It needs transformers and scikit-learn, and downloads nothing: a small BERT reads the 1,797 digits of scikit-learn as
-text, a "word" of each bright pixel (its place and its brightness). So digits have 16 to 36 words, and are padded in
-each batch by ``collate_fn``. With a checkpoint of yours, ``from_pretrained`` takes the place of the configuration.
-``--slow RANK`` slows one rank down, to see the batches follow.
+It needs transformers, accelerate and scikit-learn, and downloads nothing: a small BERT reads the 1,797 digits of
+scikit-learn as text, a "word" of each bright pixel (its place and its brightness). So digits have 16 to 36 words, and
+are padded in each batch by the data collator. With a checkpoint of yours, ``from_pretrained`` takes the place of the
+configuration. The Trainer wraps the model with DDP, clips, steps and schedules, as always. ``Balanced`` gives it another
+loader, and scales the loss (also the one in its logs). ``--slow RANK`` slows one rank down, to see the batches follow.
 """
 
 from __future__ import annotations
 
 import argparse
+import tempfile
 import time
 from typing import Any
 
 import torch
 from sklearn.datasets import load_digits
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import Subset
-from transformers import BertConfig, BertForSequenceClassification, get_linear_schedule_with_warmup
+from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainerCallback, TrainingArguments
 
-from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance, average_by_samples
+from torch_hooks import BalancedLoader, LoadBalance, average_by_samples
 
 Sample = tuple[torch.Tensor, int]
+
+
+class Balanced(Trainer):
+    """A Trainer whose ranks do what each can finish in time. ``gradient_accumulation_steps`` stays 1."""
+
+    def __init__(self, balance: LoadBalance, **options: Any) -> None:
+        super().__init__(**options)
+        self.balance = balance
+
+    def get_train_dataloader(self) -> Any:
+        return BalancedLoader(
+            self.train_dataset, self.balance, shuffle=True, seed=self.args.seed, collate_fn=self.data_collator
+        )
+
+    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
+        loss, outputs = super().compute_loss(model, inputs, return_outputs=True)
+        if model.training:  # else it evaluates
+            loss = self.balance.scale(loss)
+        return (loss, outputs) if return_outputs else loss
+
+
+class Slow(BertForSequenceClassification):
+    """A model that takes its time for each sample."""
+
+    seconds = 0.0
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        time.sleep(self.seconds * len(named["input_ids"]) if self.training else 0.0)
+        return super().forward(*inputs, **named)
+
+
+class Told(TrainerCallback):
+    """Print the accuracy after each epoch."""
+
+    def __init__(self, balance: LoadBalance, test: list[Sample]) -> None:
+        self.balance, self.test = balance, test
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, *, model: Any, **_: Any) -> None:
+        mine = padded(self.test[args.process_index :: args.world_size])
+        labels = mine.pop("labels")
+        model.eval()
+        with torch.no_grad():
+            right = (model(**mine).logits.argmax(1) == labels).double().mean()
+        right = average_by_samples(right, len(labels))
+        if state.is_world_process_zero:
+            batches = " + ".join(map(str, self.balance.plan))
+            print(f"epoch {state.epoch:.0f}: accuracy {right:.3f}, batches {batches}", flush=True)
 
 
 def sentences() -> list[Sample]:
@@ -49,52 +97,29 @@ def main() -> None:
     parser.add_argument("--slow", type=int, help="a rank that takes 1 ms more per sample")
     options = parser.parse_args()
 
-    torch.distributed.init_process_group()  # on GPUs: init_process_group("cpu:gloo,cuda:nccl")
-    rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    samples = sentences()
-    training, test = samples[:1500], samples[1500:]
-
-    config = BertConfig(
-        vocab_size=1 + 4 * 64, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128,
-        max_position_embeddings=64, num_labels=10, initializer_range=0.1, hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-    )  # fmt: skip
-    model = BertForSequenceClassification(config)
-
-    balance = LoadBalance("lb-bsp", global_batch=32)
-    loader = BalancedLoader(
-        training, balance, shuffle=True, seed=0, collate_fn=padded, samples_of=lambda batch: len(batch["labels"])
-    )
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    optimizer = DistributedOptimizer(optimizer, balance, named_parameters=model.named_parameters())
-    schedule = get_linear_schedule_with_warmup(optimizer, 10, options.epochs * len(loader))
-
-    def clip(*_: Any) -> None:
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-
-    optimizer.register_step_pre_hook(clip)
-    optimizer.register_step_post_hook(lambda *_: schedule.step())
-
-    for epoch in range(options.epochs):
-        model.train()
-        for batch in loader:
-            if rank == options.slow:
-                time.sleep(1e-3 * len(batch["labels"]))
-            optimizer.zero_grad()
-            model(**batch).loss.backward()
-            optimizer.step()
-
-        model.eval()
-        mine = padded(list(Subset(test, range(rank, len(test), ranks))))
-        labels = mine.pop("labels")
-        with torch.no_grad():
-            right = (model(**mine).logits.argmax(1) == labels).double().mean()
-        right = average_by_samples(right, len(labels))
-        if rank == 0:
-            print(f"epoch {epoch + 1}: accuracy {right:.3f}, batches {' + '.join(map(str, balance.plan))}", flush=True)
-
+    with tempfile.TemporaryDirectory() as directory:
+        arguments = TrainingArguments(
+            directory, num_train_epochs=options.epochs, learning_rate=1e-3, warmup_steps=10, max_grad_norm=1.0,
+            use_cpu=not torch.cuda.is_available(), save_strategy="no", report_to=[], disable_tqdm=True,
+            logging_strategy="no",
+        )  # fmt: skip
+        torch.set_num_threads(1)
+        torch.manual_seed(0)
+        samples = sentences()
+        config = BertConfig(
+            vocab_size=1 + 4 * 64, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128,
+            max_position_embeddings=64, num_labels=10, initializer_range=0.1, hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+        )  # fmt: skip
+        model = Slow(config)
+        model.seconds = 1e-3 if arguments.process_index == options.slow else 0.0
+        balance = LoadBalance("lb-bsp", global_batch=32)
+        trainer = Balanced(
+            balance, model=model, args=arguments, train_dataset=samples[:1500], data_collator=padded,
+            callbacks=[Told(balance, samples[1500:])],
+        )  # fmt: skip
+        trainer.train()
+    balance.close()
     torch.distributed.destroy_process_group()
 
 
