@@ -5,8 +5,9 @@
 It needs transformers, accelerate and scikit-learn, and downloads nothing: a small BERT reads the 1,797 digits of
 scikit-learn as text, a "word" of each bright pixel (its place and its brightness). So digits have 16 to 36 words, and
 are padded in each batch by the data collator. With a checkpoint of yours, ``from_pretrained`` takes the place of the
-configuration. The Trainer wraps the model with DDP, clips, steps and schedules, as always. ``Balanced`` gives it another
-loader, and scales the loss (also the one in its logs). ``--slow RANK`` slows one rank down, to see the batches follow.
+configuration. The Trainer wraps the model with DDP, clips, steps and schedules, as always. ``Balanced`` gives it a
+loader of ours, and scales the loss, also that in its logs. ``--slow RANK`` slows one rank down, to see the batches
+follow.
 """
 
 from __future__ import annotations

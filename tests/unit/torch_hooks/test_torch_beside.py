@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,6 +16,7 @@ from hvd_hetero.policies import BSP  # noqa: E402
 from hvd_hetero.rounds import RoundPlan  # noqa: E402
 from hvd_hetero.testing import run_on_threads  # noqa: E402
 from torch_hooks import BalancedLoader, LoadBalance, SyncBatchNorm  # noqa: E402
+from torch_hooks.cuda_stopwatch import CudaStopwatch  # noqa: E402
 
 torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)  # imports what all threads would import at once
 SAMPLES, ROUNDS = 40, 12
@@ -196,6 +198,57 @@ def test_a_micro_batch_is_not_done_again_beside_a_reducer():
             loop(rank, body)
 
     run_on_threads(case, 2)
+
+
+class Event:
+    """In the place of a CUDA event, of a device whose time is ``device.now_s``."""
+
+    def __init__(self, device):
+        self._device = device
+
+    def record(self, stream):
+        self.at_s = self._device.now_s
+
+    def query(self):
+        return True
+
+    def elapsed_time(self, other):
+        return 1e3 * (other.at_s - self.at_s)
+
+
+@pytest.mark.parametrize("costs_s", [0.0, 1e-3])
+def test_events_take_the_times_of_work_that_is_queued(monkeypatch, costs_s):
+    monkeypatch.setattr(late_tables, "_COSTS_S", costs_s)
+
+    def case(rank):
+        device, tables = SimpleNamespace(now_s=0.0), []
+        balance, model = LoadBalance("bsp", global_batch=8), line()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        balance._session.balancer.observer = tables.append
+        meter = balance._session.meter
+        meter.stopwatch, meter.queued = CudaStopwatch(torch.device("cpu"), lambda: Event(device)), True
+
+        def passes(seconds):
+            device.now_s += seconds
+
+        optimizer.register_step_pre_hook(lambda *_: passes(0.002))
+        for (x,) in BalancedLoader(TensorDataset(data()[0]), balance):
+            optimizer.zero_grad()
+            passes(0.01 * len(x))
+            balance.scale(model(x).square().mean()).backward()
+            averaged(model, balance)
+            passes(0.05 + 0.01 * rank)  # other ranks
+            optimizer.step()
+        return [
+            {name: each.table.column(name).tolist() for name in ("compute_s", "wait_s", "lap_s")} for each in tables
+        ]
+
+    for told in run_on_threads(case, 2):
+        assert told[-1] == {
+            "compute_s": pytest.approx([0.042, 0.042]),
+            "wait_s": pytest.approx([0.05, 0.06]),
+            "lap_s": pytest.approx([0.092, 0.102]),
+        }
 
 
 def test_a_reducer_is_a_mean_or_a_sum():
