@@ -35,8 +35,9 @@ def leave_out_waits(meter: SpeedMeter) -> list[Any]:
     for each in gc.get_objects():
         kind = type(each)  # isinstance() would ask an object's own __class__, which may do anything
         if issubclass(kind, torch.nn.parallel.DistributedDataParallel):
-            handles.append(each.register_forward_pre_hook(lambda *_: meter.hold(), prepend=True))
-            handles.append(each.module.register_forward_pre_hook(lambda *_: meter.release(), prepend=True))
+            if "module" in vars(each).get("_modules", {}):  # else its constructor has failed
+                handles.append(each.register_forward_pre_hook(_eager(lambda *_: meter.hold()), prepend=True))
+                handles.append(each.module.register_forward_pre_hook(_eager(lambda *_: meter.release()), prepend=True))
         elif sharded and issubclass(kind, sharded):
             handles += _Sharded(meter).hooks(each)
     return handles
@@ -52,10 +53,10 @@ class _Sharded:
     def hooks(self, module: torch.nn.Module) -> list[Any]:
         """Add them."""
         return [
-            module.register_forward_pre_hook(self._before_gather, prepend=True, with_kwargs=True),
-            module.register_forward_pre_hook(self._behind_gather, with_kwargs=True),
-            module.register_forward_hook(self._before_hook_of_output, prepend=True),
-            module.register_forward_hook(self._behind_hook_of_output),
+            module.register_forward_pre_hook(_eager(self._before_gather), prepend=True, with_kwargs=True),
+            module.register_forward_pre_hook(_eager(self._behind_gather), with_kwargs=True),
+            module.register_forward_hook(_eager(self._before_hook_of_output), prepend=True),
+            module.register_forward_hook(_eager(self._behind_hook_of_output)),
         ]
 
     def _before_gather(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
@@ -83,6 +84,12 @@ class _Sharded:
 
     def _release(self, gradient: torch.Tensor) -> None:
         self._meter.release()
+
+
+def _eager(hook: Callable[..., None]) -> Callable[..., None]:
+    """Keep a hook out of what ``torch.compile`` traces: a clock tells nothing there."""
+    plain: Callable[..., None] = torch.compiler.disable(hook)  # type: ignore[no-untyped-call]
+    return plain
 
 
 def _add(tensor: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> None:

@@ -158,6 +158,7 @@ class Beside:
         if self._balancer.in_round:
             self._balancer.abandon()
             self._tables.forget()
+            self._gathered = None
 
     # What the body of the loop asks.
 
