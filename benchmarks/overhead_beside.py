@@ -87,7 +87,7 @@ class Kind:
 
 
 def kinds_of(reducer: str, name: str, batch: int) -> dict[str, Kind]:
-    """The reducer alone, and the policies of this project, on the same tensors."""
+    """Return the reducer alone, and this project's policies, on the same tensors."""
     model, data = make(name, batch)
     if reducer == "DDP":
         model = DistributedDataParallel(model)

@@ -340,7 +340,7 @@ class Balancer:
         return self._work, short
 
     def agree_late(self, finished: FinishedRound, planned: RoundTable, *, short: bool) -> None:
-        """The table of rounds that are over is here: decide the latest plan again, by a table as the policy counts."""
+        """Decide the latest plan again, by a late table of finished rounds: ``planned``, as the policy counts."""
         self._planner.revise(replace(finished, table=planned), short=short)
         self._tell(finished)
         self._know_fixed_cost()

@@ -100,7 +100,7 @@ class LateTables:
         return report.vector(balancer.rank, balancer.workers)
 
     def hear(self, summed: npt.NDArray[Any]) -> None:
-        """The table of the latest rows is here: raise on all ranks alike, if one has gone its own way, or decide."""
+        """Take the table of the latest rows: raise on all ranks alike if one differs, or decide."""
         assert self._under_way is not None, "a row has been sent"
         (sent, short), self._under_way = self._under_way, None
         balancer, table = self._balancer, RoundTable(summed, self._balancer.workers)
@@ -120,5 +120,5 @@ class LateTables:
         return math.ceil(samples / largest) if largest else 1
 
     def forget(self) -> None:
-        """The rounds that no row has told of never were."""
+        """Forget the rounds that are in no row."""
         self._rounds = []

@@ -80,13 +80,13 @@ class Planner:
         return plan.total < self._plans[0].total
 
     def learn(self, finished: FinishedRound) -> None:
-        """The present round is agreed: decide one more plan."""
+        """Decide one more plan, after the ranks have agreed on the present round."""
         short = self.is_short(finished.plan)
         self.go_on()
         self.revise(finished, short=short)
 
     def go_on(self) -> None:
-        """The present round is over: until a table says otherwise, the latest plan holds for one round more."""
+        """End the present round: the latest plan holds for one round more, unless a table changes it."""
         self._plans.append(self._plans[-1])
         self._plans.popleft()
         self.rounds += 1

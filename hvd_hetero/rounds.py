@@ -155,7 +155,7 @@ class RoundPlan:
         return tuple(proportional(self.samples, total, minimum=0 if few else busy).tolist())
 
     def in_step(self, least: int = 1, largest: int = 0) -> RoundPlan:
-        """The same samples in equally many micro-batches on all ranks, at least ``least``: each has a sample in each.
+        """Return the same samples in equally many micro-batches on all ranks, at least ``least``, none empty.
 
         No micro-batch holds more than ``largest`` samples (0: any number). Shares that are too small for so many
         micro-batches are raised. Where the round has too few samples for that, shares become equal, and a micro-batch

@@ -133,7 +133,7 @@ class TorchSession:
             each._core.trains_here()
 
     def begin(self, work: MicroBatch, input_s: float = 0.0, *, cramped: bool = False) -> None:
-        """A micro-batch begins; ``cramped``: right after one that did not fit."""
+        """Begin a micro-batch; ``cramped``: right after one that did not fit."""
         if self.beside is not None:
             self.beside.begin(work, input_s)
             return
@@ -166,15 +166,15 @@ class TorchSession:
         self.waits_in_layers = self.wire.size > 1
 
     def leave_body(self) -> bool:
-        """The loop's body is done with its batch: return whether that ends a round beside a reducer."""
+        """Return whether a round beside a reducer ends, now that the loop's body is done with its batch."""
         return self.beside is not None and self.beside.leave()
 
     def break_off(self) -> bool:
-        """The loop was left in its body: return whether that ends a round beside a reducer."""
+        """Return whether leaving the loop in its body ends a round beside a reducer."""
         return self.beside is not None and self.beside.break_off()
 
     def settle(self) -> None:
-        """The iteration is over, on all ranks."""
+        """End the iteration, on all ranks."""
         if self.beside is not None:
             self.beside.settle()
 

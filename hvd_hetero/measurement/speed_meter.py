@@ -133,7 +133,7 @@ class SpeedMeter:
         self.round.rounds += 1
 
     def done(self, samples: int) -> None:
-        """The micro-batch is computed; said again, it changes nothing."""
+        """Note that the micro-batch is computed; a second call changes nothing."""
         if not self._running:
             return
         self.release()
@@ -156,14 +156,14 @@ class SpeedMeter:
             self.release()
 
     def hold(self) -> None:
-        """The rank begins to wait for others; until `release`, nothing counts as its work."""
+        """Begin to wait for others; until `release`, nothing counts as the rank's work."""
         if self._running and math.isnan(self._holds_since):
             if self.stopwatch is not None:
                 self.stopwatch.stop()
             self._holds_since = self._clock()
 
     def release(self) -> None:
-        """The wait is over, if there was one."""
+        """End the wait, if there was one."""
         if not math.isnan(self._holds_since):
             self._held_s += self._clock() - self._holds_since
             self._holds_since = math.nan
@@ -242,7 +242,7 @@ class SpeedMeter:
         return expected if self.pace is None else self.pace.speed(expected)
 
     def row(self) -> dict[str, float]:
-        """The figures of this rank for the table, after `learn`: means, if it tells of several rounds."""
+        """Return this rank's figures for the table, after `learn`: means, if they are of several rounds."""
         known = self.round if self.stopwatch is None else self._before
         gamma = None if self.profile is None else self.profile.gamma
         return {
@@ -276,7 +276,7 @@ class SpeedMeter:
                 self._hindered = self._hindrances.read().row()
 
     def applying(self, *, waited: bool = False) -> None:
-        """The optimizer's update begins. ``waited``: what came since the last gradient was waiting for others."""
+        """Begin the optimizer's update. ``waited``: what came since the last gradient was waiting for others."""
         if self.stopwatch is not None:
             self.stopwatch.start(waited=waited)
 
@@ -302,7 +302,7 @@ class SpeedMeter:
         return self._round_held_s > 0
 
     def forget(self) -> None:
-        """The round at hand never was."""
+        """Forget the current round."""
         self._running, self._holds_since = False, math.nan
         if self.stopwatch is not None:
             self.stopwatch.forget()

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from hvd_hetero.balancer import Balancer
-from hvd_hetero.data.order import EpochEnd
-from hvd_hetero.data.streams import ShardStream
+from hvd_hetero.data.sample_order import EpochEnd
+from hvd_hetero.data.stream_orders import ShardStream
 from hvd_hetero.errors import HeteroError, PlanMismatchError
 from hvd_hetero.late_tables import LateTables
 from hvd_hetero.policies import BSP, LBBSP

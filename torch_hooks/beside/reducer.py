@@ -48,7 +48,7 @@ class ReducerCheck:
         """r_i and R of the latest step; 0: not known."""
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer is about to step."""
+        """Prepare for the step of an optimizer, which is about to begin."""
         if is_horovods(optimizer):
             self._require_said(optimizer)
             self.open = False

@@ -122,13 +122,13 @@ class Beside:
     # What the loader asks.
 
     def begin(self, work: MicroBatch, input_s: float) -> None:
-        """A batch is drawn."""
+        """Begin a batch, which is drawn."""
         _here.beside = weakref.ref(self)
         self._stage, self._depth = _Stage.DRAWN, 0
         self._balancer.begin(work, input_s)
 
     def leave(self) -> bool:
-        """The body of the loop is done with its batch: return whether that ends a round."""
+        """Return whether a round ends, now that the loop's body is done with its batch."""
         balancer = self._balancer
         if not balancer.computing:
             return False
@@ -146,7 +146,7 @@ class Beside:
         return True
 
     def break_off(self) -> bool:
-        """The loop was left: return whether that ends a round, because the body was done with its last batch."""
+        """Return whether leaving the loop ends a round: the body was done with its last batch."""
         return self._balancer.closing and self._stage is _Stage.DONE and self.leave()
 
     def settle(self) -> None:
@@ -204,7 +204,7 @@ class Beside:
         _queue(self._done)
 
     def _done(self) -> None:
-        """The last gradient of this rank is there."""
+        """Note that this rank's last gradient is there."""
         if self._stage is not _Stage.SCALED:
             return
         self._meter.done(self._balancer.work.samples)
@@ -212,7 +212,7 @@ class Beside:
         _queue(self._reduced)
 
     def _reduced(self) -> None:
-        """The backward pass is over."""
+        """Note that the backward pass is over."""
         self._stage = _Stage.DONE
         self._meter.reads = False
         now = self._balancer.now()
@@ -223,7 +223,7 @@ class Beside:
     # What optimizers call.
 
     def step_begins(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer steps in the thread that trains."""
+        """Note that an optimizer begins a step in the thread that trains."""
         if not self._balancer.in_round:
             return
         if self._balancer.between_updates:
@@ -245,7 +245,7 @@ class Beside:
             self._update_began_at = now
 
     def step_ends(self, optimizer: torch.optim.Optimizer) -> None:
-        """It has stepped."""
+        """Note that the optimizer has stepped."""
         if self._depth:
             if self._depth == (2 if is_horovods(optimizer) else 1) and not math.isnan(self._update_began_at):
                 self._meter.applied(self._balancer.now() - self._update_began_at)

@@ -121,7 +121,7 @@ class MicroBatches:
             self._due += 1
 
     def _note_closed(self, closed: bool) -> None:
-        """The same of a round whose table comes late, but all ranks do what was planned."""
+        """Note a round whose table comes late, if it is closed: all ranks did what was planned."""
         if closed:
             self.cutter.finish_as_planned()
             self._due += 1
