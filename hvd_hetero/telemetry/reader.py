@@ -52,7 +52,8 @@ def read_lines(
 ) -> Part:
     """Read a file. A missing ``optional`` key counts as 0; ``round`` must rise from line to line.
 
-    A last line cut short, as a killed run leaves it, is ignored.
+    A line of several ``rounds`` has their means, and counts as that many lines. A last line cut short, as a killed run
+    leaves it, is ignored.
     """
     lines, path = _lines(Path(path)), named(path)
     parse = _parser()
@@ -62,17 +63,19 @@ def read_lines(
     header = _header(first, parse, path, schema, version)
     workers: int = header["workers"]
     columns = {n: array("q" if t is np.int64 else "d") for n, t in {**per_round, **per_rank}.items()}
-    rounds, before, cut_short = 0, -1, False
+    each: list[int] = []  # rounds of each line
+    before, total, cut_short = -1, 0, False
     recoveries: list[Recovery] = []
     for at, line in enumerate(lines, start=2):
         if not line.endswith(b"\n"):
             cut_short = True
             break
         source = f"{path}, line {at}"
-        rounds += 1
-        if rounds * workers > MOST_FIGURES:
-            raise ValueError(f"{source}: rounds times ranks must be at most {MOST_FIGURES}; take a part of the file")
         row = _object(line, parse, source)
+        each.append(number(row.get("rounds", 1), np.int64, f"{source}: rounds", null=False))
+        total += each[-1]
+        if total * workers > MOST_FIGURES:
+            raise ValueError(f"{source}: rounds times ranks must be at most {MOST_FIGURES}; take a part of the file")
         for name, kind in per_round.items():
             columns[name].append(number(row.get(name), kind, f"{source}: {name}", null=False))
         if columns["round"][-1] <= before:
@@ -81,6 +84,8 @@ def read_lines(
                 "where a training went back to an earlier state, cut the file in two before that line, each part with "
                 "the first line; remove lines that are there twice"
             )
+        if not 1 <= each[-1] <= columns["round"][-1] - before:
+            refuse(f"{source}: rounds", f"a whole number from 1 to {columns['round'][-1] - before}", each[-1])
         before = columns["round"][-1]
         if "recovery" in row:
             recoveries.append(read_recovery(row["recovery"], before, workers, f"{source}: recovery"))
@@ -97,7 +102,11 @@ def read_lines(
                 continue
             columns[name].extend(number(value, kind, f"{source}: {name}", null=True) for value in values)
     arrays = {n: np.frombuffer(c, dtype=c.typecode) if c else np.empty(0, c.typecode) for n, c in columns.items()}
-    shaped = {n: a.reshape(rounds, workers) if n in per_rank else a for n, a in arrays.items()}
+    shaped = {n: a.reshape(len(each), workers) if n in per_rank else a for n, a in arrays.items()}
+    if total > len(each):
+        counts = np.array(each)
+        shaped = {name: np.repeat(column, counts, axis=0) for name, column in shaped.items()}
+        shaped["round"] -= np.repeat(counts.cumsum(), counts) - 1 - np.arange(total)
     return Part(header, shaped, cut_short, recoveries)
 
 

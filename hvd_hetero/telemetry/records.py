@@ -126,6 +126,8 @@ class Recorder:
             "plan": list(finished.plan.samples),
             **_figures(finished.table),
         }
+        if finished.round - since > 1:
+            self._held["rounds"] = finished.round - since
         self._laps = finished.table.figures("lap_s")
         if recovery is not None:
             self._held["recovery"] = recovery

@@ -9,7 +9,7 @@ import pytest
 from recorded_runs import finished, write
 
 from hvd_hetero.session import Session
-from hvd_hetero.telemetry import Recorder
+from hvd_hetero.telemetry import Recorder, read_run
 
 
 class Kept(list):
@@ -215,3 +215,19 @@ def test_a_function_that_comes_beside_telemetry_gets_what_is_written(tmp_path):
     session.balancer.observer(finished(0))
     session.close()
     assert [json.loads((tmp_path / "run.jsonl").read_text().splitlines()[1])] == kept
+
+
+def test_a_line_of_several_rounds_is_read_as_that_many(tmp_path):
+    path = tmp_path / "run.jsonl"
+    writer = write(path, 0)
+    for number in (0, 3, 5):
+        writer(finished(number, samples=[10, 20]))
+    writer.close()
+    run = read_run(path)
+    assert run.round.tolist() == [0, 1, 2, 3, 4, 5]
+    assert run.samples.tolist() == [[10, 20]] * 6
+    lines = path.read_text().splitlines()
+    assert [json.loads(line).get("rounds", 1) for line in lines[1:]] == [1, 3, 2]
+    path.write_text("\n".join(lines[:2] + [lines[2].replace('"rounds":3', '"rounds":4')]) + "\n")
+    with pytest.raises(ValueError, match=r"line 3: rounds must hold a whole number from 1 to 3"):
+        read_run(path)
