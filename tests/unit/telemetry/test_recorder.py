@@ -228,6 +228,6 @@ def test_a_line_of_several_rounds_is_read_as_that_many(tmp_path):
     assert run.samples.tolist() == [[10, 20]] * 6
     lines = path.read_text().splitlines()
     assert [json.loads(line).get("rounds", 1) for line in lines[1:]] == [1, 3, 2]
-    path.write_text("\n".join(lines[:2] + [lines[2].replace('"rounds":3', '"rounds":4')]) + "\n")
+    path.write_text("\n".join([*lines[:2], lines[2].replace('"rounds":3', '"rounds":4')]) + "\n")
     with pytest.raises(ValueError, match=r"line 3: rounds must hold a whole number from 1 to 3"):
         read_run(path)
