@@ -16,6 +16,7 @@ class ByHand(Policy):
     """A split that is tuned in passes of rounds, and kept from then on."""
 
     name = "by-hand"
+    shares_alone = True
     max_micro_batch = None
 
     def __init__(self) -> None:

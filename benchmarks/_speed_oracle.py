@@ -6,10 +6,12 @@ import itertools
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import demo_rank
 import horovod.torch as hvd
 import numpy as np
+import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from hvd_hetero.allocation import proportional
@@ -128,7 +130,7 @@ class Oracle:
             began = time.perf_counter()
             x, y = next(batches)
             optimizer.zero_grad()
-            pace.gradient(model, x, y, scale=len(x) / self._global_batch)
+            pace.gradient(model, x, y, scale=partial(torch.mul, len(x) / self._global_batch))
             computed = time.perf_counter()
             # What `step` does by itself, in two, to separate waiting for the others from the update.
             optimizer.synchronize()

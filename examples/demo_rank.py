@@ -11,7 +11,9 @@ import argparse
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
 import demo_data
 import horovod.torch as hvd
@@ -66,10 +68,12 @@ class Pace:
         self._owed_s = 0.0
         self._backward_s_per_sample = 0.0
 
-    def gradient(self, model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor, scale: float = 1.0) -> None:
-        """Add the gradient of ``scale`` times the mean loss."""
+    def gradient(
+        self, model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor, scale: Callable[[Any], Any] = lambda loss: loss
+    ) -> None:
+        """Add the gradient of the mean loss, or of what ``scale`` makes of it."""
         began = self._now()
-        loss = functional.cross_entropy(model(x), y) * scale
+        loss = scale(functional.cross_entropy(model(x), y))
         expected_s = self._backward_s_per_sample * len(x)
         self._sleep(self._price_s(began) + expected_s)
         began = self._now()
@@ -160,7 +164,7 @@ class Rank:
             loader = DataLoader(self.data, batch_sampler=lists[first:end])
             for done, (x, y) in enumerate(loader, start=1):
                 optimizer.zero_grad()
-                pace.gradient(model, x, y, scale=len(x) / options.global_batch)
+                pace.gradient(model, x, y, scale=partial(torch.mul, len(x) / options.global_batch))
                 optimizer.step()
                 if done == WARM_UP_ROUNDS:
                     began = time.perf_counter()
