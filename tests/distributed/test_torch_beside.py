@@ -78,7 +78,7 @@ def test_the_hard_cases_did_occur(ranks):
     assert ranks[0]["ddp: static"]["micro_batches"] == [1], "shares of a batch"
 
 
-@pytest.mark.parametrize("how", ["ddp", "fsdp", "horovod"])
+@pytest.mark.parametrize("how", ["ddp", "fsdp", "fsdp, checkpointed", "horovod"])
 @pytest.mark.parametrize("ranks", list(JOBS), indirect=True)
 def test_a_rank_times_its_own_work(ranks, how, request):
     if (how == "horovod") != ("Horovod" in request.node.callspec.params["ranks"]):

@@ -13,6 +13,7 @@ added behind ``fully_shard``. **DistributedDataParallel** waits before the forwa
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -36,8 +37,8 @@ def leave_out_waits(meter: SpeedMeter) -> list[Any]:
         kind = type(each)  # isinstance() would ask an object's own __class__, which may do anything
         if issubclass(kind, torch.nn.parallel.DistributedDataParallel):
             if "module" in vars(each).get("_modules", {}):  # else its constructor has failed
-                handles.append(each.register_forward_pre_hook(_eager(lambda *_: meter.hold()), prepend=True))
-                handles.append(each.module.register_forward_pre_hook(_eager(lambda *_: meter.release()), prepend=True))
+                handles.append(each.register_forward_pre_hook(_Hook(lambda *_: meter.hold()), prepend=True))
+                handles.append(each.module.register_forward_pre_hook(_Hook(lambda *_: meter.release()), prepend=True))
         elif sharded and issubclass(kind, sharded):
             handles += _Sharded(meter).hooks(each)
     return handles
@@ -48,25 +49,30 @@ class _Sharded:
 
     def __init__(self, meter: SpeedMeter) -> None:
         self._meter = meter
+        self._in: list[torch.Tensor] = []
         self._out: list[torch.Tensor] = []
 
     def hooks(self, module: torch.nn.Module) -> list[Any]:
         """Add them."""
         return [
-            module.register_forward_pre_hook(_eager(self._before_gather), prepend=True, with_kwargs=True),
-            module.register_forward_pre_hook(_eager(self._behind_gather), with_kwargs=True),
-            module.register_forward_hook(_eager(self._before_hook_of_output), prepend=True),
-            module.register_forward_hook(_eager(self._behind_hook_of_output)),
+            module.register_forward_pre_hook(_Hook(self._before_gather), prepend=True, with_kwargs=True),
+            module.register_forward_pre_hook(_Hook(self._behind_gather), with_kwargs=True),
+            module.register_forward_hook(_Hook(self._before_hook_of_output), prepend=True),
+            module.register_forward_hook(_Hook(self._behind_hook_of_output)),
         ]
 
     def _before_gather(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         self._meter.hold()
-        for tensor in _with_gradient((args, kwargs)):
-            _add(tensor, self._release)
+        self._in = list(_with_gradient((args, kwargs)))
 
     def _behind_gather(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
-        for tensor in _with_gradient((args, kwargs)):
-            _add(tensor, self._hold)
+        inner = list(_with_gradient((args, kwargs)))
+        if any(a is not b for a, b in zip(self._in, inner, strict=True)):  # else a checkpoint computes the layer again,
+            for tensor in self._in:  # and there is no sum between the two
+                _add(tensor, self._release)
+            for tensor in inner:
+                _add(tensor, self._hold)
+        self._in = []
         self._meter.release()
 
     def _before_hook_of_output(self, module: torch.nn.Module, args: Any, output: Any) -> None:
@@ -86,10 +92,17 @@ class _Sharded:
         self._meter.release()
 
 
-def _eager(hook: Callable[..., None]) -> Callable[..., None]:
-    """Keep a hook out of what ``torch.compile`` traces: a clock tells nothing there."""
-    plain: Callable[..., None] = torch.compiler.disable(hook)  # type: ignore[no-untyped-call]
-    return plain
+class _Hook:
+    """A hook that stays out of what ``torch.compile`` traces, where a clock tells nothing, and of copies and files."""
+
+    def __init__(self, hook: Callable[..., None]) -> None:
+        self._hook: Callable[..., None] = torch.compiler.disable(hook)  # type: ignore[no-untyped-call]
+
+    def __call__(self, *args: Any) -> None:
+        self._hook(*args)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (contextlib.nullcontext(), "__exit__")  # it does nothing, also where this package is not
 
 
 def _add(tensor: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> None:

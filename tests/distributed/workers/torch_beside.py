@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 from torch_common import refusal
 
 from hvd_hetero import late_tables
@@ -277,12 +278,21 @@ class Sleepy(torch.nn.Module):
         return Sleeps.apply(self.linear(x), self.seconds)
 
 
-def own_time(how: str) -> dict[str, Any]:
+class Checkpointed(torch.nn.Sequential):
+    """Layers that are computed again in the backward pass, up to what comes before their sleep."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self:
+            x = checkpoint(layer, x, use_reentrant=False)
+        return x
+
+
+def own_time(how: str, kind: type[torch.nn.Sequential] = torch.nn.Sequential) -> dict[str, Any]:
     """Of layers that sleep longer on each rank, under equal batches."""
     torch.manual_seed(100)
     late_tables._COSTS_S = 0.0
     seconds = 1.5e-3 * (1 + 2 * hvd.rank())
-    model = torch.nn.Sequential(*(Sleepy(seconds) for _ in range(3)))
+    model = kind(*(Sleepy(seconds) for _ in range(3)))
     if how == "ddp":
         model = DistributedDataParallel(model)
     elif how == "fsdp":
@@ -519,6 +529,7 @@ def cases() -> dict[str, Callable[[], Any]]:
     made: dict[str, Callable[[], Any]] = {"attempts": attempts}
     if OVER_TORCH:
         made["fsdp: saved"] = sharded_in_one_file
+        made["fsdp, checkpointed: own time"] = lambda: own_time("fsdp", Checkpointed)
     else:
         made["horovod: committed"] = lambda: interrupted("horovod", "committed")
     for how, each in kinds.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from types import SimpleNamespace
 
@@ -16,6 +17,7 @@ from hvd_hetero.policies import BSP  # noqa: E402
 from hvd_hetero.rounds import RoundPlan  # noqa: E402
 from hvd_hetero.testing import run_on_threads  # noqa: E402
 from torch_hooks import BalancedLoader, LoadBalance, SyncBatchNorm  # noqa: E402
+from torch_hooks.beside import layers  # noqa: E402
 from torch_hooks.cuda_stopwatch import CudaStopwatch  # noqa: E402
 
 torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)  # imports what all threads would import at once
@@ -154,6 +156,14 @@ def test_a_loop_that_is_left_after_its_step_has_done_the_round():
         return [*left, balance.rounds]
 
     assert run_on_threads(case, 2) == [[2, 2, 7]] * 2
+
+
+def test_a_hook_of_a_layer_is_in_no_copy_of_it():
+    calls = []
+    hook = layers._Hook(lambda *args: calls.append(args))
+    hook(1, 2)
+    assert pickle.loads(pickle.dumps(hook))(1, 2, 3) is None
+    assert calls == [(1, 2)]
 
 
 def test_a_user_s_own_batches_are_those_of_the_plan():
