@@ -216,6 +216,7 @@ class BalancedLoader:
         session.trains_here()
         session.require_reducer()
         self._fit_reducer()
+        self._micro_batches.note_left()
         session.abandon_round()  # in case the last iteration was left inside one
         compares, self._compares = self._compares, False
         if compares and session.balancer.workers > 1:

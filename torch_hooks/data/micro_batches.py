@@ -126,6 +126,11 @@ class MicroBatches:
             self.cutter.finish_as_planned()
             self._due += 1
 
+    def note_left(self) -> None:
+        """Note a round that was finished after its iteration had been left, as by ``next(iter(loader))``."""
+        if self.cutter.ahead:
+            self._note_closed(self._session.break_off())
+
     def state_dict(self) -> dict[str, Any]:
         """Return where the epoch stands after the last finished round, as plain data."""
         self.note_finished()

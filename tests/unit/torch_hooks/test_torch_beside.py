@@ -158,6 +158,22 @@ def test_a_loop_that_is_left_after_its_step_has_done_the_round():
     assert run_on_threads(case, 2) == [[2, 2, 7]] * 2
 
 
+def test_each_iteration_may_be_left_at_its_first_batch():
+    def case(rank):
+        balance = LoadBalance("bsp", global_batch=8)
+        model = line()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        loader = BalancedLoader(TensorDataset(data()[0]), balance)
+        for _ in range(4):
+            (x,) = next(iter(loader))
+            optimizer.zero_grad()
+            trained(balance, model, x, optimizer)
+        next(iter(loader))
+        return balance.rounds, balance._session.balancer.finished.round
+
+    assert run_on_threads(case, 2) == [(4, 2)] * 2
+
+
 def test_a_hook_of_a_layer_is_in_no_copy_of_it():
     calls = []
     hook = layers._Hook(lambda *args: calls.append(args))
