@@ -10,6 +10,7 @@ Clipping makes R smaller, so a mean is never beyond 1 / n. Horovod's optimizer s
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import Any, Literal
 
@@ -33,14 +34,15 @@ def is_horovods(optimizer: torch.optim.Optimizer) -> bool:
 
 
 class ReducerCheck:
-    """The check of one rank, which is over after some rounds."""
+    """The check of one rank, which is over after some rounds. ``hooks``: where to put what is to be removed."""
 
-    def __init__(self, said: Reducer, workers: int) -> None:
+    def __init__(self, said: Reducer, workers: int, hooks: list[Any]) -> None:
         self._said = said
+        self._hooks = hooks
         self._workers = workers
         self._parameter: torch.Tensor | None = None
         self._hook: Any = None
-        self._own = 0.0
+        self._own = math.nan  # until its gradient is cleared for the first time
         self._tables = 0
         self.open = workers > 1
         """True: there is more to find out; the same on every rank."""
@@ -48,7 +50,7 @@ class ReducerCheck:
         """r_i and R of the latest step; 0: not known."""
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Prepare for the step of an optimizer, which is about to begin."""
+        """Look at what an optimizer has just used."""
         if is_horovods(optimizer):
             self._require_said(optimizer)
             self.open = False
@@ -56,10 +58,10 @@ class ReducerCheck:
             self._parameter = next((p for g in optimizer.param_groups for p in g["params"] if _shows(p)), None)
             if self._parameter is not None:
                 self._hook = self._parameter.register_hook(self._add)
+                self._hooks.append(self._hook)
         elif any(self._parameter is p for group in optimizer.param_groups for p in group["params"]):
             gradient = self._parameter.grad
             self.figures = (self._own, 0.0 if gradient is None else _signed(gradient))
-            self._own = 0.0
 
     def judge(self, figures: npt.NDArray[np.float64]) -> None:
         """Raise on all ranks, by r_i and R of all ranks, if the reducer sums where a mean was said."""
@@ -78,6 +80,9 @@ class ReducerCheck:
             )
 
     def _add(self, gradient: torch.Tensor) -> None:
+        assert self._parameter is not None, "it has this hook"
+        if self._parameter.grad is None or not self._parameter.grad.any():  # else it adds to what is there
+            self._own = 0.0
         self._own += _signed(gradient)
 
     def _require_said(self, optimizer: torch.optim.Optimizer) -> None:

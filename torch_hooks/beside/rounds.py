@@ -102,14 +102,15 @@ class Beside:
         self._times = DeviceTimes(balancer.policy.name, meter, needed=goes_by_time)
         self._stage = _Stage.DONE
         self._broken = False
-        self._check = ReducerCheck(reducer, wire.size)
+        hooks = leave_out_waits(meter) if wire.size > 1 else []
+        self._check = ReducerCheck(reducer, wire.size, hooks)
         self._gathered: torch.Tensor | None = None
         """A parameter with a gradient of this round's former micro-batches."""
         self._optimizers: list[torch.optim.Optimizer] = []
         self._norm: ParameterNorm | None = None
         self._depth = 0  # of step(): Horovod's optimizer steps around the one inside
         self._update_began_at = math.nan
-        self._let_go = weakref.finalize(self, _remove, leave_out_waits(meter) if wire.size > 1 else [])
+        self._let_go = weakref.finalize(self, _remove, hooks)
         self._let_go.atexit = False
         _hear_steps()
 
@@ -135,7 +136,7 @@ class Beside:
         if self._stage is not _Stage.DONE:
             raise RoundStateError(_NOT_SCALED if self._stage is _Stage.DRAWN else _NOT_BACKWARD)
         if not balancer.work.last:
-            self._gathered = next((p for p in self._parameters() if p.grad is not None), None)
+            self._gathered = next((p for p in _parameters(self._optimizers) if p.grad is not None), None)
             balancer.pause()
             return False
         self._gathered = None
@@ -171,10 +172,10 @@ class Beside:
                 f"loss must be one number, the mean over this rank's batch, got shape {tuple(loss.shape)}; scale "
                 "loss.mean()"
             )
-        if not loss.requires_grad:
+        if not (loss.requires_grad and torch.is_grad_enabled()):
             raise ValueError(
-                "loss has no gradient: it was computed under torch.no_grad(), or from nothing that is trained; scale "
-                "only the loss that is propagated back"
+                "loss has no gradient: it was computed or scaled under torch.no_grad(), or from nothing that is "
+                "trained; scale only the loss that is propagated back"
             )
         if not self._balancer.computing:
             raise RoundStateError("scale() came without a batch; call it in the loop over the BalancedLoader")
@@ -226,16 +227,10 @@ class Beside:
         """Note that an optimizer begins a step in the thread that trains."""
         if not self._balancer.in_round:
             return
-        if self._balancer.between_updates:
-            raise RoundStateError(f"step() {_IN_BETWEEN}")
         self._depth += 1
-        if self._depth == 1 and self._check.open:
-            self._check.step(optimizer)
-        if self._depth == 1 and all(optimizer is not known for known in self._optimizers):
-            self._optimizers.append(optimizer)
-            self._norm = None
         if self._stage is not _Stage.DONE:
             return
+        self._require_complete()
         now = self._balancer.now()
         if self._depth == 2 and is_horovods(optimizer):
             self._meter.waited(now - self._update_began_at)
@@ -251,6 +246,22 @@ class Beside:
                 self._meter.applied(self._balancer.now() - self._update_began_at)
                 self._update_began_at = math.nan
             self._depth -= 1
+            if self._depth == 0 and self._stage is _Stage.DONE:  # else it does not use this batch's gradient
+                self._require_complete()
+                self._know(optimizer)
+
+    def _require_complete(self) -> None:
+        if self._balancer.between_updates:
+            raise RoundStateError(f"step() {_IN_BETWEEN}")
+
+    def _know(self, optimizer: torch.optim.Optimizer) -> None:
+        if self._check.open:
+            self._check.step(optimizer)
+        if all(optimizer is not known for known in self._optimizers):
+            own = set(_parameters([optimizer]))  # one that is made anew takes the former one's place
+            self._optimizers = [each for each in self._optimizers if own.isdisjoint(_parameters([each]))]
+            self._optimizers.append(optimizer)
+            self._norm = None
 
     def _update_begins(self, now: float) -> None:
         self._update_began_at = now
@@ -281,10 +292,11 @@ class Beside:
                 self._check.judge(figures)
             self._tables.hear(table)
 
-    def _parameters(self) -> Iterator[torch.Tensor]:
-        for optimizer in self._optimizers:
-            for group in optimizer.param_groups:
-                yield from group["params"]
+
+def _parameters(optimizers: list[torch.optim.Optimizer]) -> Iterator[torch.Tensor]:
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            yield from group["params"]
 
 
 def _queue(callback: Callable[[], None]) -> None:

@@ -174,6 +174,37 @@ def test_each_iteration_may_be_left_at_its_first_batch():
     assert run_on_threads(case, 2) == [(4, 2)] * 2
 
 
+def test_optimizers_of_a_rank_s_own_are_not_compared():
+    """As those of inner loops, which are made in each batch; one that is made anew takes the former one's place."""
+
+    def body(balance, model, x, optimizer):
+        own = torch.nn.Parameter(x.mean(0))  # others on each rank
+        torch.optim.SGD([own], lr=0.1).step()
+        balance.scale(model(x).square().mean()).backward()
+        averaged(model, balance)
+        torch.optim.SGD(model.parameters(), lr=0.01).step()
+
+    def case(rank):
+        balance = loop(rank, body, 5)
+        return balance.rounds, len(balance._session.beside._optimizers)
+
+    assert run_on_threads(case, 2) == [(5, 1)] * 2
+
+
+def test_gradients_that_pile_up_are_not_taken_for_sums():
+    def case(rank):
+        balance, model = LoadBalance("bsp", global_batch=8), line()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        for (x,) in BalancedLoader(TensorDataset(data()[0]), balance):
+            balance.scale(model(x).square().mean()).backward()  # added to the mean of all rounds before
+            averaged(model, balance)
+            optimizer.step()
+        balance.close()
+        return balance.rounds, sum(len(p._backward_hooks or ()) for p in model.parameters())
+
+    assert run_on_threads(case, 2) == [(5, 0)] * 2
+
+
 def test_a_hook_of_a_layer_is_in_no_copy_of_it():
     calls = []
     hook = layers._Hook(lambda *args: calls.append(args))
