@@ -146,6 +146,8 @@ class SavedTraining:
                 "save() inside an iteration over the loader, whose body does not run on a rank without data: leave it "
                 "to rounds_per_save, which saves on every rank, or call save() between two iterations"
             )
+        self._batches.note_left()
+        self._session.abandon_round()  # of a batch that was drawn, and left by break at once
         self._save()
 
     def _save_if_due(self) -> None:

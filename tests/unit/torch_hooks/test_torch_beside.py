@@ -16,7 +16,7 @@ from hvd_hetero import late_tables  # noqa: E402
 from hvd_hetero.policies import BSP  # noqa: E402
 from hvd_hetero.rounds import RoundPlan  # noqa: E402
 from hvd_hetero.testing import run_on_threads  # noqa: E402
-from torch_hooks import BalancedLoader, LoadBalance, SyncBatchNorm  # noqa: E402
+from torch_hooks import BalancedLoader, LoadBalance, SavedTraining, SyncBatchNorm  # noqa: E402
 from torch_hooks.beside import layers  # noqa: E402
 from torch_hooks.cuda_stopwatch import CudaStopwatch  # noqa: E402
 
@@ -172,6 +172,26 @@ def test_each_iteration_may_be_left_at_its_first_batch():
         return balance.rounds, balance._session.balancer.finished.round
 
     assert run_on_threads(case, 2) == [(4, 2)] * 2
+
+
+def test_a_training_is_saved_after_a_batch_that_was_left_at_once(tmp_path):
+    def case(rank):
+        balance, model = LoadBalance("bsp", global_batch=8), line()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        loader = BalancedLoader(TensorDataset(data()[0]), balance)
+        saved = SavedTraining(tmp_path / "run.pt", balance, loader, rounds_per_save=None, model=model)
+        for i, (x,) in enumerate(loader):
+            if i == 2:
+                break
+            optimizer.zero_grad()
+            trained(balance, model, x, optimizer)
+        saved.save()
+        again = LoadBalance("bsp", global_batch=8)
+        loader = BalancedLoader(TensorDataset(data()[0]), again)
+        SavedTraining(tmp_path / "run.pt", again, loader, rounds_per_save=None, model=line())
+        return again.rounds, loader.epoch_at_hand
+
+    assert run_on_threads(case, 2) == [(2, 0)] * 2
 
 
 def test_optimizers_of_a_rank_s_own_are_not_compared():
