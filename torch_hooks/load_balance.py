@@ -48,7 +48,8 @@ class LoadBalance(Face):
         (``DistributedDataParallel``, ``fully_shard``, ``hvd.DistributedOptimizer``), or "sum".
     allow_nan
         If False, NaN or an infinity in some rank's gradient (on a CPU) stops all ranks before the update, with an error
-        that names the rank. Updates that a gradient scaler skips are no error.
+        that names the rank. Updates that a gradient scaler skips are no error. Beside a reducer of your own it is the
+        loss that is looked at, and the ranks stop some rounds later.
     telemetry
         Where rank 0 writes one JSON line per round (``docs/telemetry.md``): a path, or
         ``hvd_hetero.telemetry.Telemetry(path, every=…, rotate_bytes=…)`` to write every k-th round, or several files.
