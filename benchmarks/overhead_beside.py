@@ -167,6 +167,7 @@ class HalfBeside(Half):
                 began = time.perf_counter()
                 for _ in range(TURN):
                     next(schemes[name])
+                rounds._here.__dict__.clear()  # steps of other schemes are none of this one's
                 dist.barrier()
                 if cycle >= 0:
                     rates[name].append(TURN * GLOBAL_BATCH / (time.perf_counter() - began))
