@@ -43,7 +43,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from hvd_hetero.testing import KEEP_MEMORY, launch, pin_to_core, report, torchrun
 from torch_hooks import BalancedLoader, LoadBalance
-from torch_hooks.beside import rounds
+from torch_hooks.beside import scaled_rounds
 from torch_hooks.beside.layers import leave_out_waits
 
 REDUCERS = ("DDP", "FSDP2")
@@ -80,7 +80,7 @@ class Kind:
             took.append(time.perf_counter() - began)
         for hook in hooks:
             hook.remove()
-        rounds._here.__dict__.clear()  # steps of other kinds are none of this one's
+        scaled_rounds._here.__dict__.clear()  # steps of other kinds are none of this one's
         return statistics.fmean(took[UNCOUNTED:])
 
     def _hear(self) -> list[Any]:
@@ -90,7 +90,7 @@ class Kind:
         if session.beside is None:  # made by the first batch, with hooks that stay
             session.require_reducer()
             session.beside._let_go()
-        rounds._here.beside = lambda: session.beside
+        scaled_rounds._here.beside = lambda: session.beside
         return leave_out_waits(session.meter)
 
 
@@ -167,7 +167,7 @@ class HalfBeside(Half):
                 began = time.perf_counter()
                 for _ in range(TURN):
                     next(schemes[name])
-                rounds._here.__dict__.clear()  # steps of other schemes are none of this one's
+                scaled_rounds._here.__dict__.clear()  # steps of other schemes are none of this one's
                 dist.barrier()
                 if cycle >= 0:
                     rates[name].append(TURN * GLOBAL_BATCH / (time.perf_counter() - began))

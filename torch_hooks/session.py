@@ -15,7 +15,7 @@ from hvd_hetero.errors import RoundStateError
 from hvd_hetero.rounds import MicroBatch
 from hvd_hetero.session import Session
 from torch_hooks.beside.reducer import Reducer
-from torch_hooks.beside.rounds import Beside
+from torch_hooks.beside.scaled_rounds import Beside
 from torch_hooks.body import Body, Differs, Watched
 from torch_hooks.gradients.arrangement import Arrangement
 from torch_hooks.out_of_memory import Shortage, Undoes

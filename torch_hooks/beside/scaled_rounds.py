@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import enum
 import math
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -148,7 +149,9 @@ class Beside:
 
     def break_off(self) -> bool:
         """Return whether leaving the loop ends a round: the body was done with its last batch."""
-        return self._balancer.closing and self._stage is _Stage.DONE and self.leave()
+        # An iteration that is collected as the interpreter ends can send nothing any more.
+        ends = self._balancer.closing and self._stage is _Stage.DONE and not sys.is_finalizing()
+        return ends and self.leave()
 
     def settle(self) -> None:
         """Read the table that is under way, where all ranks have come to the end of an epoch."""
