@@ -74,6 +74,9 @@ _IN_BETWEEN = (
 )
 
 
+_LOOKED_AT = 2**13  # numbers of a gradient
+
+
 class _Stage(enum.Enum):
     DRAWN = "not scaled"
     SCALED = "scaled"
@@ -137,7 +140,7 @@ class Beside:
         if self._stage is not _Stage.DONE:
             raise RoundStateError(_NOT_SCALED if self._stage is _Stage.DRAWN else _NOT_BACKWARD)
         if not balancer.work.last:
-            self._gathered = next((p for p in _parameters(self._optimizers) if p.grad is not None), None)
+            self._gathered = next((p for p in _parameters(self._optimizers) if _has_gradient(p)), None)
             balancer.pause()
             return False
         self._gathered = None
@@ -187,7 +190,7 @@ class Beside:
                 "scale() came twice for one batch, which would count twice; add the losses, of several models too, and "
                 "scale their sum"
             )
-        if self._gathered is not None and self._gathered.grad is None:
+        if self._gathered is not None and not _has_gradient(self._gathered):
             raise RoundStateError(f"zero_grad() {_IN_BETWEEN}")
         work = self._balancer.work
         weight = work.samples / work.plan.total * (self._balancer.workers if self._reducer == "mean" else 1)
@@ -300,6 +303,14 @@ def _parameters(optimizers: list[torch.optim.Optimizer]) -> Iterator[torch.Tenso
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             yield from group["params"]
+
+
+def _has_gradient(parameter: torch.Tensor) -> bool:
+    """Return whether a gradient is there, and is not zero where looking at some of it waits for nobody."""
+    gradient = parameter.grad
+    if gradient is None or gradient.device.type != "cpu" or hasattr(gradient, "placements") or gradient.is_sparse:
+        return gradient is not None
+    return bool(gradient.detach().reshape(-1)[:_LOOKED_AT].any())
 
 
 def _queue(callback: Callable[[], None]) -> None:

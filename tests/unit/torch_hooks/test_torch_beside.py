@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, TensorDataset  # noqa: E402
 from hvd_hetero import late_tables  # noqa: E402
 from hvd_hetero.policies import BSP  # noqa: E402
 from hvd_hetero.rounds import RoundPlan  # noqa: E402
-from hvd_hetero.testing import run_on_threads  # noqa: E402
+from hvd_hetero.testing import ThreadRankError, run_on_threads  # noqa: E402
 from torch_hooks import BalancedLoader, LoadBalance, SavedTraining, SyncBatchNorm  # noqa: E402
 from torch_hooks.beside import layers  # noqa: E402
 from torch_hooks.cuda_stopwatch import CudaStopwatch  # noqa: E402
@@ -223,6 +223,23 @@ def test_gradients_that_pile_up_are_not_taken_for_sums():
         return balance.rounds, sum(len(p._backward_hooks or ()) for p in model.parameters())
 
     assert run_on_threads(case, 2) == [(5, 0)] * 2
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+def test_a_gradient_that_is_cleared_in_the_middle_of_a_round_is_an_error(to_none):
+    def case(rank):
+        balance, model = LoadBalance("bsp", global_batch=8), line()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        for (x,) in BalancedLoader(TensorDataset(data()[0]), balance, micro_batches=2):
+            optimizer.zero_grad(set_to_none=to_none or balance.rounds == 0)
+            balance.scale(model(x).square().mean()).backward()
+            if balance.round_complete:
+                averaged(model, balance)
+                optimizer.step()
+                optimizer.zero_grad()
+
+    with pytest.raises(ThreadRankError, match=r"zero_grad.. came in the middle of a round"):
+        run_on_threads(case, 2)
 
 
 def test_a_hook_of_a_layer_is_in_no_copy_of_it():
