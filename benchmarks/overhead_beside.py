@@ -31,9 +31,8 @@ import demo_rank
 import torch
 import torch.distributed as dist
 from _alternating import STOCK, STOCK_S, alternate
-from _by_hand import PASS, PASSES, ByHand
 from _report import error_of_median, judged, write_result
-from overhead_ddp import FIRST, GLOBAL_BATCH, TURN, Half
+from overhead_ddp import GLOBAL_BATCH, Half
 from overhead_torch import KINDS, NETWORKS, SHORT, endless, make, samples_of
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -121,7 +120,7 @@ def kinds_of(reducer: str, name: str, batch: int) -> dict[str, Kind]:
 class HalfBeside(Half):
     """Schemes beside DDP on one rank of two, the second of which is slow."""
 
-    def scaled(self, policy: Any) -> tuple[Iterator[None], LoadBalance]:
+    def balanced(self, policy: Any) -> tuple[Iterator[None], LoadBalance]:
         """Return the rounds of a policy beside DDP, and its balancer."""
         model, pace = demo_rank.network(), demo_rank.Pace(self.slowness)
         optimizer, wrapped = demo_rank.sgd(model), DistributedDataParallel(model)
@@ -149,29 +148,14 @@ class HalfBeside(Half):
                 optimizer.step()
             yield
 
-    def run(self, cycles: int) -> dict[str, Any]:
-        """Return each scheme's samples per second, turn by turn, and the oracle's split."""
-        lb_bsp, balance = self.scaled("lb-bsp")
-        oracle, by_hand = self.scaled(ByHand())
-        for _ in range(FIRST):
-            next(lb_bsp)
-        for _ in range(PASSES * PASS + 3):
-            next(oracle)
-        split = list(by_hand.plan)
-        schemes = {"ddp": self.ddp(), "lb-bsp": lb_bsp, "oracle": oracle, "alone": self.alone()}
-        rates: dict[str, list[float]] = {name: [] for name in schemes}
-        names = list(schemes)
-        for cycle in range(-2, cycles):  # two that do not count
-            for name in names[cycle % 4 :] + names[: cycle % 4]:
-                dist.barrier()
-                began = time.perf_counter()
-                for _ in range(TURN):
-                    next(schemes[name])
-                scaled_rounds._here.__dict__.clear()  # steps of other schemes are none of this one's
-                dist.barrier()
-                if cycle >= 0:
-                    rates[name].append(TURN * GLOBAL_BATCH / (time.perf_counter() - began))
-        return {"rates": rates, "split": split, "now": list(balance.plan), "slowness": self.slowness.describe()}
+    def others(self) -> dict[str, Iterator[None]]:
+        """Return the fast rank alone."""
+        return {"alone": self.alone()}
+
+    def end_turn(self) -> None:
+        """End a turn on both ranks, and tell the schemes apart: steps of others are none of this one's."""
+        scaled_rounds._here.__dict__.clear()
+        dist.barrier()
 
 
 def rank_main(reducer: str, name: str, pairs: int) -> None:

@@ -16,7 +16,7 @@ the busiest rank, by the last table,
     k = ceil(c / (0.01 b)),        at most K
 
 keeps it within 1 % of a step. All ranks have the same table, and so the same k. c is what ranks of Gloo that share two
-cores take, 1.5 ms; with Horovod it is less. K = 64 is arbitrary.
+cores take, 1.5 ms; it was not measured with Horovod. K = 64 is arbitrary.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ import math
 import struct
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from hvd_hetero.balancer import Balancer
@@ -51,7 +50,7 @@ class LateTables:
         self._rounds: list[MicroBatch] = []
         self._short = False
         self._began_at = balancer.now()
-        self._under_way: tuple[FinishedRound, bool] | None = None
+        self._under_way: tuple[int, MicroBatch, float, bool] | None = None
 
     @property
     def due(self) -> bool:
@@ -63,7 +62,7 @@ class LateTables:
         work, short = self._balancer.close_round()
         self._balancer.meter.round.planned += self._planned(work.plan.samples[self._balancer.rank])
         if self._rounds:
-            self._balancer.meter.another_round()
+            self._balancer.meter.round.rounds += 1
             short = short and self._short
         self._short = short
         self._rounds.append(work)
@@ -89,9 +88,7 @@ class LateTables:
             **meter.row(),
         )
         now = balancer.now()
-        table = RoundTable(np.zeros(RoundTable.length(balancer.workers)), balancer.workers)  # until it comes
-        finished = FinishedRound(balancer.rounds - 1, last.epoch, last.plan, table, (now - self._began_at) / rounds)
-        self._under_way = finished, self._short
+        self._under_way = balancer.rounds - 1, last, (now - self._began_at) / rounds, self._short
         self._began_at = now
         self._rounds = []
         self.sent += 1
@@ -102,12 +99,12 @@ class LateTables:
     def hear(self, summed: npt.NDArray[Any]) -> None:
         """Take the table of the latest rows: raise on all ranks alike if one differs, or decide."""
         assert self._under_way is not None, "a row has been sent"
-        (sent, short), self._under_way = self._under_way, None
+        (round, last, elapsed_s, short), self._under_way = self._under_way, None
         balancer, table = self._balancer, RoundTable(summed, self._balancer.workers)
-        balancer.agreement.require(sent.round, table, balancer.ways_out, self.sent - 1)
+        balancer.agreement.require(round, table, balancer.ways_out, self.sent - 1)
         if not balancer.allow_nan:
-            require_finite(sent.round, table.column("broken"))
-        finished = FinishedRound(sent.round, sent.epoch, sent.plan, table, sent.elapsed_s)
+            require_finite(round, table.column("broken"))
+        finished = FinishedRound(round, last.epoch, last.plan, table, elapsed_s)
         planned = table.replaced("micro_batches", [self._planned(samples) for samples in table.figures("samples")])
         balancer.agree_late(finished, planned, short=short)
         busiest_s = float(table.busy_s.max())

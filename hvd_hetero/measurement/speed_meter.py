@@ -128,10 +128,6 @@ class SpeedMeter:
             self.once_s = self._apply_s + self.round.input_s
             self._round_held_s = 0.0
 
-    def another_round(self) -> None:
-        """One more round goes into the same row."""
-        self.round.rounds += 1
-
     def done(self, samples: int) -> None:
         """Note that the micro-batch is computed; a second call changes nothing."""
         if not self._running:

@@ -87,7 +87,8 @@ def test_a_rank_times_its_own_work(ranks, how, request):
     slept_s = outcome["slept_s"]
     for rank, slept in enumerate(slept_s):
         own_s = min(of_round[rank] for of_round in outcome["compute_s"])
-        assert slept <= own_s <= 1.05 * slept + 3e-3, "a busy machine adds some to all but the shortest"
+        # On a quiet machine within 3 ms; three ranks on two busy cores once were beyond. Waits are a fifth of a second.
+        assert slept <= own_s <= 1.05 * slept + 15e-3, "a busy machine adds some to all but the shortest"
     waits = [statistics.median(each) for each in zip(*outcome["wait_s"], strict=True)]
     assert waits[0] > 0.8 * (slept_s[-1] - slept_s[0])
 

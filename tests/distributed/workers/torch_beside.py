@@ -322,7 +322,7 @@ def own_time(how: str, kind: type[torch.nn.Sequential] = torch.nn.Sequential) ->
 def lb_bsp_finds_the_slow_rank(how: str, micro_batches: int) -> dict[str, Any]:
     torch.manual_seed(100)
     late_tables._COSTS_S = 1e-4
-    model: torch.nn.Module = torch.nn.Sequential(*(Sleepy(0.5e-3 * (1 + hvd.rank())) for _ in range(2)))
+    model: torch.nn.Module = torch.nn.Sequential(*(Sleepy(1e-3 * (1 + hvd.rank())) for _ in range(2)))
     if how == "fsdp":
         mesh = init_device_mesh("cpu", (hvd.size(),))
         for layer in model:

@@ -54,3 +54,17 @@ def test_three_trainings_that_all_fail_are_no_success(demo_data):
     losses = dict.fromkeys(("BSP", "LB-BSP", "oracle"), 2.303)
     assert not demo_data.judge(losses, demo_data.ROUNDS, BATCH)[0]
     assert demo_data.judge(losses, 25, BATCH)[0], "25 rounds are too few to learn in"
+
+
+def test_a_short_training_must_have_begun_to_learn(demo_data):
+    names = ("BSP", "LB-BSP", "oracle")
+    for loss, learns in ((2.05, True), (2.29, False)):
+        same, told = demo_data.judge(dict.fromkeys(names, loss), demo_data.LEAST_ROUNDS, BATCH)
+        assert same == learns
+        assert ("has not learnt" in told) != learns
+
+
+@pytest.mark.parametrize(("round_s", "rounds"), [(0.01, 120), (0.3, 85), (0.6, 42), (5.0, 30)])
+def test_trainings_have_as_many_rounds_as_a_minute_allows(demo_data, round_s, rounds):
+    """One of BSP, and two that take two thirds as long, at half speed."""
+    assert demo_data.affordable_rounds(round_s, slow=2.0) == rounds
