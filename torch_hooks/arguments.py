@@ -17,8 +17,8 @@ OPTIMIZER = {
     "update; LoadBalance(policy=BSP(max_micro_batch=…)) limits the size of each",
     "process_set": "leave it out: all ranks of the job train together",
     "gradient_predivide_factor": "leave it out: gradients are weighted before they are summed",
-    "num_groups": "leave it out: gradients travel in buckets as it is",
-    "groups": "leave it out: gradients travel in buckets as it is",
+    "num_groups": "leave it out: gradients travel together as it is",
+    "groups": "leave it out: gradients travel together as it is",
 }
 LOAD_BALANCE = {
     "batch_size": "write global_batch=batch_size * hvd.size(), the samples of all ranks together",

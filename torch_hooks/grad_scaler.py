@@ -30,8 +30,8 @@ class GradScaler(torch.amp.GradScaler):
     To clip, use ``optimizer.register_step_pre_hook``, which sees unscaled gradients, or write
     ``if scaler.unscale_(optimizer): clip``: it returns whether the round is complete.
 
-    PyTorch's own class does not know of ranks: it would unscale gradients on their way. It is refused, unless
-    ``optimizer.synchronize()`` comes first. With bfloat16, no scaler is needed.
+    PyTorch's own class does not know of ranks: it would look for infinities before gradients are summed. It is refused,
+    unless ``optimizer.synchronize()`` comes first. With bfloat16, no scaler is needed.
 
     Parameters
     ----------

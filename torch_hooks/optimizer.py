@@ -18,7 +18,7 @@ from torch_hooks.wrapped_optimizer import WrappedOptimizer
 __all__ = ["DistributedOptimizer"]
 
 _STOCK_SCALER = (
-    "torch.amp.GradScaler would unscale gradients that are still on their way to the other ranks; use "
+    "torch.amp.GradScaler would look for infinities in gradients of this rank alone; use "
     "torch_hooks.GradScaler(…, optimizer=optimizer), or call optimizer.synchronize() first and scaler.step(optimizer) "
     "under optimizer.skip_synchronize() if it returns True"
 )
@@ -40,12 +40,9 @@ class DistributedOptimizer(WrappedOptimizer):
     ``zero_grad()``, ``backward()`` and ``step()``, and on a rank whose loop does not run. Inside a round of several
     micro-batches clear nothing by ``model.zero_grad()``; it is found out.
 
-    Gradients below 1 MiB (over ``torch.distributed``, below 2 or 4 MiB) travel together: after ``step()`` they lie next
-    to each other, and ``p.grad`` is another tensor than the backward pass has left. Their memory serves in every round,
-    so one that you keep changes in the next. It also holds on to the memory of all that travelled beside it, in
-    ``torch.save``, too. Keep ``p.grad.clone()``. You may put an earlier gradient back before ``backward()``, for any
-    parameter of the same loop. An optimizer may keep gradients in its state or attributes from its first or second step
-    on. One that begins later is warned of, since some steps may have read overwritten gradients.
+    Gradients are summed at the end of the round, when all are there: a batch may have several backward passes. The
+    transfer does not hide behind them. Where the network is slow and a round is one micro-batch, ``balance.scale``
+    beside DDP or Horovod's optimizer hides it.
 
     Parameters and the optimizer's state are broadcast from rank 0 at construction. Where rank 0 alone loads a
     checkpoint later, ``hvd.broadcast_parameters`` and ``hvd.broadcast_optimizer_state`` do what they do in Horovod.
@@ -142,8 +139,8 @@ class DistributedOptimizer(WrappedOptimizer):
     def close(self) -> None:
         """Let go of the parameters and, between rounds, of the ``LoadBalance``: another optimizer can go on with both.
 
-        An unfinished round is forgotten, unless gradients of it are on their way; then the ``LoadBalance`` is of no use
-        any more. Hooks that were registered here are taken off the optimizer inside.
+        An unfinished round is forgotten, unless its sum has failed; then the ``LoadBalance`` is of no use any more.
+        Hooks that were registered here are taken off the optimizer inside.
         """
         self._updates.close()
 

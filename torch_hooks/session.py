@@ -17,7 +17,6 @@ from hvd_hetero.session import Session
 from torch_hooks.beside.reducer import Reducer
 from torch_hooks.beside.scaled_rounds import Beside
 from torch_hooks.body import Body, Differs, Watched
-from torch_hooks.gradients.arrangement import Arrangement
 from torch_hooks.out_of_memory import Shortage, Undoes
 from torch_hooks.wires.choice import TorchWire
 
@@ -73,8 +72,6 @@ class TorchSession:
         self.mixing = core.mixing
         self.body = Body(wire, wanted=check_body and wire.size > 1)
         """Of the loop: what it does beside its batch."""
-        self.arrangements: list[Arrangement] = []
-        """The buckets of all optimizers of the loop."""
         self.shortage = Shortage(self.balancer, self.meter)
         self.optimizer: RoundOptimizer | None = None
         self.beside: Beside | None = None
@@ -122,7 +119,6 @@ class TorchSession:
     def lead(self, other: TorchSession) -> None:
         """Have the other one take part in each round of this one, after those that do so already."""
         other.body = self.body
-        other.arrangements = self.arrangements
         other.earlier = (self.balancer, *(former.balancer for former in self._others))
         other._leader = weakref.ref(self)
         self._others.append(other)

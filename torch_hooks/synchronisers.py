@@ -23,7 +23,7 @@ def synchroniser_of(
     sparse_as_dense: bool,
 ) -> Synchroniser:
     """Return the synchroniser that averages gradients or parameters of this optimizer over the ranks."""
-    trained = Trained(session.balancer, optimizer, names, session.prefix, session.wire, session.arrangements)
+    trained = Trained(session.balancer, optimizer, names, session.prefix, session.wire)
     if session.mixing is None and not session.policy.updates_locally:
         return Allreduce(trained, compression=compression, sparse_as_dense=sparse_as_dense)
     if compression is not None or sparse_as_dense:

@@ -16,8 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from hvd_hetero.errors import RoundStateError
 from torch_hooks.cuda_stopwatch import DeviceTimes
 from torch_hooks.gradients.compression import compressor
-from torch_hooks.gradients.hooks import Listener
-from torch_hooks.gradients.round import RoundGradients
+from torch_hooks.gradients.gathered import Gathered
 from torch_hooks.gradients.sparse import empty_gradient
 from torch_hooks.parameters.averaging import average_everywhere
 from torch_hooks.parameters.broadcast import broadcast_parameters, broadcast_state, require_alike
@@ -87,10 +86,11 @@ class Updates:
         self._times = DeviceTimes(session.policy.name, session.meter, needed=session.goes_by_time)
         self._times.include(names)
         serves = self._serves = weakref.ref(session)  # which holds this
-        self._gradients = RoundGradients(self._balancer, names, self._synchroniser, lambda: _at_work(serves()))
-        self._listener = Listener(self._gradients, RoundGradients.arrived, self._synchroniser.note_of)
-        self._listener.listen(names)
-        weakref.finalize(self, self._listener.close).atexit = False
+        self._gathered = Gathered(
+            self._balancer, names, lambda: _at_work(serves()), summed=self._synchroniser.keeps_ranks_alike
+        )
+        self._gathered.listen(names)
+        weakref.finalize(self, self._gathered.close).atexit = False
         name = None if packed is None else getattr(packed, "__name__", type(packed).__name__)
         options = f"compression={name}, sparse_as_dense={bool(sparse_as_dense)}"
         require_alike(self._wire, options, f"{self._prefix}.wire")
@@ -132,20 +132,21 @@ class Updates:
         if self._made is not None:
             self._made.forget_unless_received()
             self._made = None
-        self._gradients.begin_micro_batch()
+        self._gathered.begin(adds=self._adds)
 
     def guard_micro_batch(self) -> None:
         """Be able to undo the micro-batch that has begun: it may run out of memory."""
-        self._gradients.guard_micro_batch()
+        self._gathered.guard()
 
     def undo_micro_batch(self) -> bool:
-        """Undo the micro-batch, but for gradients that have left and are complete; return whether that was possible."""
-        return self._gradients.undo_micro_batch()
+        """Undo the micro-batch; return whether that was possible."""
+        return self._gathered.undo()
 
     def abandon_round(self) -> None:
         """Forget what an unfinished round has gathered."""
         if self._balancer.in_round:
-            self._gradients.abandon()
+            self._gathered.done()
+            self._balancer.abandon()
             self._inner.zero_grad()
 
     def idle_round(self) -> None:
@@ -160,11 +161,10 @@ class Updates:
         self._closed = True
         while self._hooks:
             self._hooks.pop().remove()
-        self._listener.close()
+        self._gathered.close()
         session = self._serves()
-        if session is not None and session.optimizer is self and not self._synchroniser.gradients_left:
+        if session is not None and session.optimizer is self and not self._balancer.synchronising:
             self.abandon_round()
-            self._synchroniser.release()
             session.optimizer = None
 
     # What the training loop asks.
@@ -178,15 +178,15 @@ class Updates:
         if self._synchroniser.updates_locally:
             self._synchronised = self._balancer.in_round
             return self._synchronised  # every gradient is final, and this rank's own
-        # What is done again in parts is done to the end: gradients of the whole micro-batch have left already.
-        if not (self._balancer.closing or (not self._gradients.done_in_parts and self._balancer.stop_early())):
+        if not (self._balancer.closing or self._balancer.stop_early()):
             # Until the next micro-batch: step() must not find out otherwise, without the clipping.
             self._declined = True
             return False
-        self._gradients.finish()
-        if self._synchroniser.rearranged:
-            self._synchroniser.rearranged = False
-            self._listener.listen(self._names)  # to those that have been thawed
+        self._gathered.complete()
+        self._synchroniser.finish()
+        if self._synchroniser.thawed:
+            self._synchroniser.thawed = False
+            self._gathered.listen(self._names)
         self._synchronised = True
         if self._body.watching:
             self._body.note()
@@ -227,14 +227,13 @@ class Updates:
 
     def zero_grad(self, set_to_none: bool) -> None:
         """Clear the gradients, unless a round is under way that still adds to them."""
-        if self._synchroniser.under_way and not self._gradients.done_in_parts:
-            raise RoundStateError(
-                "zero_grad() came after backward() and before step(): it would race with what is under way. "
-                "Call it before backward(). If another optimizer's loss has brought the gradient, let this one step "
-                "first, or freeze its parameters meanwhile by requires_grad_(False)"
-            )
-        if not self._gradients.accumulating:
+        if not self._adds:
             self._inner.zero_grad(set_to_none=set_to_none)
+
+    @property
+    def _adds(self) -> bool:
+        """True if gradients of earlier micro-batches wait to be added to."""
+        return self._balancer.accumulating and not self._synchroniser.updates_locally
 
     # What is asked between two rounds.
 
@@ -252,7 +251,7 @@ class Updates:
         self._names.update(added)
         self._synchroniser.extend(added)
         self._times.include(added)
-        self._listener.listen(added)
+        self._gathered.listen(added)
         broadcast_parameters(self._wire, added, f"{self._prefix}.group{group}")
 
     def average_parameters(self) -> None:
@@ -297,7 +296,7 @@ class Updates:
             self._step_locally()
             return
         if not (self._synchronised or self.synchronize()):
-            self._gradients.applied()
+            self._gathered.done()
             balancer.pause()
             return
         self._synchronised = False
@@ -309,7 +308,7 @@ class Updates:
 
     def _step_locally(self) -> None:
         self._synchronised = False
-        self._gradients.applied()
+        self._gathered.done()
         if self._balancer.work.samples:
             for parameter in self._names:  # state must exist alike on all ranks, whatever their losses have reached
                 if parameter.requires_grad and parameter.grad is None:

@@ -4,13 +4,12 @@ A gradient that leaves by itself costs a call and turns of the wire's threads, w
 hundreds of small ones make some per cent of a step. A gradient in a bucket waits for the bucket's last one, and is
 copied to lie beside the others, in Keras also back. So small gradients share buckets, and large ones go alone.
 
-Let gradients arise in the order 0 … n-1, b_i bytes each. When i arises, R_i = b_i + … + b_{n-1} is still to come. With
-the wire's `Limits`,
+Let gradients arise in the order 0 … n-1, b_i bytes each. When i arises, R_i = b_i + … + b_{n-1} is still to come.
 
-- b_i >= ``alone``: a separate bucket;
-- any other joins the open bucket of its kind, or opens one as its first member i. A bucket holds at most ``members``
-  gradients and at most ``min(most, R_i / 2)`` bytes (a single gradient may be larger): less and less towards the end,
-  since nothing hides the transfer of the last one. But if ``R_i / 2 < least``, it may hold all the rest.
+- b_i >= ``ALONE``: a separate bucket;
+- any other joins the open bucket of its kind, or opens one as its first member i. A bucket holds at most ``MEMBERS``
+  gradients and at most ``min(BYTES, R_i / 2)`` bytes (a single gradient may be larger): less and less towards the end,
+  since nothing hides the transfer of the last one. But if ``R_i / 2 < LEAST``, it may hold all the rest.
 
 One pass, O(n). The division depends only on sizes and kinds, which all ranks share, and not on what arises first on
 a rank: groups must be the same everywhere.
@@ -19,9 +18,8 @@ a rank: groups must be the same everywhere.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 
-__all__ = ["ALONE", "BYTES", "LEAST", "MEMBERS", "Limits", "divide", "usual"]
+__all__ = ["ALONE", "BYTES", "LEAST", "MEMBERS", "divide"]
 
 MEMBERS = 32
 """With more members, the cost of a call no longer shows."""
@@ -37,46 +35,24 @@ ALONE = 2**20
 sizes, and with the one copy of today, was not measured."""
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """The best sizes of buckets on a wire."""
-
-    members: int
-    """Gradients of a bucket, at most."""
-    most: int
-    """Bytes of a bucket, at most."""
-    least: int
-    """Bytes that are not worth a separate bucket."""
-    alone: int
-    """Bytes from which a gradient leaves alone."""
-
-
-def usual() -> Limits:
-    """Return the limits that were found with Horovod."""
-    return Limits(MEMBERS, BYTES, LEAST, ALONE)
-
-
-def divide(
-    sizes: Sequence[int], kinds: Sequence[Hashable] | None = None, limits: Limits | None = None
-) -> list[list[int]]:
+def divide(sizes: Sequence[int], kinds: Sequence[Hashable] | None = None) -> list[list[int]]:
     """Return the buckets of gradients, which are given by their bytes in the order in which they are likely to arise.
 
-    Gradients of different ``kinds`` (data type, device) never share one. ``limits`` are the `usual` ones unless given.
+    Gradients of different ``kinds`` (data type, device) never share one.
     Buckets hold the gradients' numbers, each once, and are ordered by their last member: the last bucket holds the
     last gradient.
     """
-    limits = limits or usual()
     buckets: list[list[int]] = []
     open_buckets: dict[Hashable, tuple[list[int], int]] = {}  # by kind, with the bytes that it has room for
     left = sum(sizes)
     for number, size in enumerate(sizes):
         kind = None if kinds is None else kinds[number]
-        if size >= limits.alone:
+        if size >= ALONE:
             buckets.append([number])
         else:
             bucket, room = open_buckets.get(kind, ([], -1))
-            if size > room or len(bucket) == limits.members:
-                bucket, room = [], left if left // 2 < limits.least else min(limits.most, left // 2)
+            if size > room or len(bucket) == MEMBERS:
+                bucket, room = [], left if left // 2 < LEAST else min(BYTES, left // 2)
                 buckets.append(bucket)
             bucket.append(number)
             open_buckets[kind] = bucket, room - size

@@ -7,11 +7,11 @@ in the order of ranks, so that a sum has the same bits in every run.
 from __future__ import annotations
 
 import copy
+import math
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Self
 
-from hvd_hetero.communication.lines import FoundByName
 from hvd_hetero.errors import HeteroError, PeerLostError
 
 __all__ = ["Crew", "Meeting", "SharedSignals", "ThreadWire", "become", "here"]
@@ -118,12 +118,13 @@ class Crew:
         return [rank for rank in self._gone if rank not in meeting.brought]
 
 
-class ThreadWire(FoundByName):
+class ThreadWire:
     """The wire of one thread: objects travel as deep copies, as if between processes."""
 
     failure = PeerLostError
     waits_in: tuple[str, ...] = (__name__,)
     cannot_sum = ()
+    gives_up_s = math.inf
 
     def __init__(self, crew: Crew, rank: int) -> None:
         self.crew = crew
@@ -168,6 +169,10 @@ class ThreadWire(FoundByName):
     def listen(self, tell: Callable[[], None]) -> None:
         """Call ``tell`` from now on whenever a rank starts a call."""
         self.crew.tell = tell
+
+    def line(self) -> Self:
+        """Return this wire, whose calls are paired by name."""
+        return self
 
     def _come(self, kind: object, name: str, value: Any, combine: Combine) -> Meeting:
         return self.crew.come(self.rank, name, kind, value, combine)

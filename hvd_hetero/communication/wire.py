@@ -1,13 +1,9 @@
 """The interface of a wire: all that travels between ranks goes through it, and only it knows what carries it.
 
 Every call has a name, the same on all ranks; a name is free again once its result was fetched on all ranks. On some
-wires the calls of the ranks are paired by these names, and may start in any order. On others they are paired in
-the order in which each rank starts them (``communication.lines``). So every user of a wire keeps to this:
-
-- A thread that waits for each result before it goes on makes its calls in the same order on all ranks anyway. Otherwise
-  two ranks would wait in two calls for each other, on any wire.
-- Calls that start while gradients arise may come in another order on each rank, and at other times than the calls of
-  the first kind. They have a separate `Line`, with one call in a round, or with an order set beforehand.
+wires the calls of the ranks are paired by these names, and on others by the order in which each rank starts them. So
+every rank makes its calls in the same order. Calls that may come before or behind these on some rank, as those of a
+round do, have a separate `line`.
 """
 
 from __future__ import annotations
@@ -15,9 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
-from hvd_hetero.communication.bucket_sizes import Limits
-
-__all__ = ["Handle", "Line", "SharesSignals", "Signals", "TensorWire", "Wire"]
+__all__ = ["Handle", "SharesSignals", "Signals", "TensorWire", "Wire"]
 
 Tensor = TypeVar("Tensor")
 Handle = Any
@@ -82,10 +76,6 @@ class TensorWire(Wire, Protocol[Tensor]):
         """Types of numbers that it cannot sum."""
 
     @property
-    def limits(self) -> Limits:
-        """The best sizes of gradient buckets."""
-
-    @property
     def crew(self) -> SharesSignals | None:
         """The shared state of ranks that are threads of one process; None if each is a process."""
 
@@ -130,22 +120,8 @@ class TensorWire(Wire, Protocol[Tensor]):
     def listen(self, tell: Callable[[], None]) -> None:
         """Call ``tell`` from now on whenever this process starts a call, also one of the user's own."""
 
-    def line(self) -> Line[Tensor]:
-        """Return a line beside this wire; a collective call. It is free again once no one holds it."""
+    def line(self) -> TensorWire[Tensor]:
+        """Return a wire of the same ranks whose calls have no order relative to this one's; a collective call.
 
-
-class Line(TensorWire[Tensor], Protocol[Tensor]):
-    """A wire whose calls have an order among themselves, and none relative to other lines' calls."""
-
-    def in_order(self, names: Sequence[str]) -> None:
-        """Make exactly these calls in the next round, in whatever order; they start in this order.
-
-        Call it between rounds, alike on all ranks, and before each round. Do not wait for a result before all of them
-        were made.
-        """
-
-    def change_order(self, names: Sequence[str]) -> None:
-        """In the rest of the current round, make only those of ``names`` that are still to come, and the new ones.
-
-        A call that is left out must have started on no rank.
+        It is free again once no one holds it.
         """

@@ -90,7 +90,7 @@ def test_a_parameter_that_is_thawed_later_is_synchronised(ranks):
 @pytest.mark.parametrize("members", ["32", "3", "1"])
 def test_layers_frozen_and_thawed_train_as_in_one_process_and_another_optimizer_goes_on(ranks, members):
     outcome = ranks[0]["gradual_unfreezing"][members]
-    assert outcome["difference"] < 1e-12, "gradients in buckets of so many"
+    assert outcome["difference"] < 1e-12, "about so many gradients travel together"
     assert outcome["spread"] == 0.0
     assert "that was closed" in outcome["closed"]
 
@@ -134,7 +134,7 @@ def test_data_cut_by_hand_into_parts_of_equal_length_are_told_before_the_first_r
         ("twice", "ValueError: balance already serves another optimizer"),
         ("wrapped", "TypeError: optimizer is a DistributedOptimizer already"),
         ("step without batch", r"RoundStateError: step\(\) came without a batch.*balance.batch\(samples\)"),
-        ("zero_grad too late", r"RoundStateError: zero_grad\(\) came after backward\(\)"),
+        ("zero_grad too late", r"RoundStateError: the gradient .* changed between backward\(\) and step"),
         ("no step", r"RoundStateError: the next batch was asked for before .* Call optimizer.step\(\) once for every"),
         ("negative samples", "ValueError: samples must be at least 0, got -1; give the number of samples"),
     ],

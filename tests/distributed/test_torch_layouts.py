@@ -39,13 +39,12 @@ def test_the_table_travels_by_itself_in_the_first_round_alone(job):
     assert set(tables.values()) == {1}, tables
 
 
-def test_no_round_posts_more_collectives_than_it_has_buckets(ranks):
+def test_every_round_posts_as_many_collectives_and_the_first_the_table_besides(ranks):
     for rank in ranks:
         assert set(rank["collectives"]) == {"even", "uneven", "in micro-batches"}
-        for posted, buckets in rank["collectives"].values():
-            assert buckets == [buckets[0]] * ROUNDS
-            assert buckets[0] > 1
-            assert posted[1:] == buckets[1:], "once it is known what is trained"
+        for first, *others in rank["collectives"].values():
+            assert others == [first - 1] * (ROUNDS - 1), "once it is known what is trained"
+            assert 1 < others[0] < 6, "fewer than there are parameters"
 
 
 def test_channels_last_transposed_and_empty_parameters_train_as_plain_ones_also_with_fused_optimizers(ranks):
@@ -66,15 +65,9 @@ def test_ranks_that_compress_differently_are_refused(ranks):
     assert "this rank has compression=FP16Compressor" in ranks[1]["compression"]
 
 
-def test_a_gradient_that_a_hook_changes_after_it_was_weighed_is_refused(ranks):
+def test_a_gradient_that_a_hook_changes_before_it_was_summed_is_refused(ranks):
     for rank in ranks:
         assert "'3.weight' was changed between backward() and step()" in rank["late"]
-
-
-def test_a_gradient_whose_memory_is_exchanged_on_its_way_is_refused(ranks):
-    for rank in ranks:
-        for name in ("1.weight", "2.weight"):
-            assert f"'{name}' was changed between backward() and step()" in rank["taken"][name]
 
 
 def test_gradients_that_are_kept_change_nothing_nor_where_they_are_put_back_for_any_parameter(ranks):
@@ -95,5 +88,3 @@ def test_gradients_keep_their_weight_where_what_leaves_together_changes(ranks):
 def test_a_parameter_frozen_while_its_gradient_waits_is_refused(ranks):
     for rank in ranks:
         assert "'first.weight' was frozen between backward() and step()" in rank["frozen"]
-        assert "'used.weight' was frozen between backward() and step()" in rank["half a bucket frozen"]
-        assert rank["whole bucket frozen"] == "nothing was refused", "its sum is under way, and nothing leaves twice"

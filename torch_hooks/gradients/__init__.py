@@ -1,1 +1,1 @@
-"""The gradients of a round, on their way to the other ranks."""
+"""The gradients of a round, and their sum over all ranks."""

@@ -54,10 +54,7 @@ def _qualified_name(compressor: Any) -> str:
 
 
 class Compressed:
-    """Dense gradients on their way, compressed by Horovod's seam."""
-
-    done = False
-    """Not known: unpacking is still to come."""
+    """Dense gradients under way, compressed by Horovod's seam."""
 
     def __init__(self, wire: TorchWire, gradients: list[torch.Tensor], name: str, compression: Any) -> None:
         self._wire = wire

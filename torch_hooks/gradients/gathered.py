@@ -1,133 +1,214 @@
-"""The gradients that a round of several micro-batches has gathered so far, and whether the user has changed them."""
+"""The gradients that a round gathers on this rank: who has changed them, and how to undo a micro-batch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import weakref
+from collections.abc import Callable, Iterable
 from functools import partial
+from typing import Any
 
 import torch
-from torch.utils.hooks import RemovableHandle
 
+from hvd_hetero.balancer import Balancer
 from hvd_hetero.errors import RoundStateError
 
-__all__ = ["Gathered", "norm_of"]
+__all__ = ["Gathered"]
 
-_CLEARED = (
-    "the gradient that this round has gathered so far is gone: call optimizer.zero_grad(), which keeps it until the "
-    "round is complete, and not model.zero_grad(); and without backward(create_graph=True), which makes a new gradient "
-    "every time: with it, use a policy with one micro-batch per round"
+_WITHOUT_A_BATCH = (
+    "a gradient came without a batch: iterate over a BalancedLoader, or announce your own batch with "
+    "balance.batch(samples) before its forward pass. If this model has a new optimizer now, close() the former one; if "
+    "another optimizer's loss reaches this model, give that one balance.also(), or freeze this one meanwhile by "
+    "requires_grad_(False)"
 )
-_CHANGED = (
-    "the gradient that this round has gathered so far was changed between two micro-batches. To clear it, call "
-    "optimizer.zero_grad(), which waits for the end of the round, and not model.zero_grad(). Clip the gradient of the "
-    "whole round: in optimizer.register_step_pre_hook(…), or after 'if optimizer.synchronize():' (with a GradScaler, "
-    "'if scaler.unscale_(optimizer):')"
+_IN_TURN = (
+    "a gradient came after step() of an optimizer whose round goes on: optimizers that step in turn need rounds of one "
+    "micro-batch, for the first of them updates only at the end of the round; use a policy without max_micro_batch, "
+    "such as policy='lb-bsp' or 'bsp', or compute all losses before the first step()"
 )
+_IN_A_ROUND = (
+    "of which this round has gathered a part, was changed by the loop's body. To clear it, call optimizer.zero_grad(), "
+    "which waits for the end of the round, and not model.zero_grad(). Clip in optimizer.register_step_pre_hook(…), or "
+    "after 'if optimizer.synchronize():' (with a GradScaler, 'if scaler.unscale_(optimizer):'); for "
+    "backward(create_graph=True), which makes a new gradient every time, use a policy with one micro-batch per round"
+)
+_BEFORE_THE_SUM = (
+    "was changed between backward() and step(), before it was summed over the ranks. Clip or unscale in "
+    "optimizer.register_step_pre_hook(…), or write: if optimizer.synchronize(): clip; with "
+    "optimizer.skip_synchronize(): optimizer.step(). transformers' Trainer clips even at max_grad_norm=0 "
+    "(docs/porting.md)"
+)
+_BY_VALUE = 2  # first rounds: what a loop's body does in these it does in all
 
 
-_BY_VALUE = 2  # rounds of several micro-batches: what a loop's body does in these it does in all
+class _Left:
+    """A gradient as the last backward pass has left it."""
+
+    __slots__ = ("norm", "tensor", "version")
+
+    def __init__(self) -> None:
+        self.tensor: torch.Tensor | None = None
+        self.version = 0
+        self.norm: float | None = None
+
+    def note(self, gradient: torch.Tensor, *, by_value: bool) -> None:
+        self.tensor, self.version = gradient, gradient._version
+        self.norm = _norm_of(gradient) if by_value else None
+
+    def is_left(self, gradient: torch.Tensor | None) -> bool:
+        """Return whether a gradient is as it was left, by its value, too, if that was noted."""
+        if gradient is None or gradient is not self.tensor or gradient._version != self.version:
+            return False
+        return self.norm is None or self.norm != self.norm or self.norm == _norm_of(gradient)
 
 
 class Gathered:
-    """The gradients that a round's backward passes add to, as each of them left them.
+    """The gradients of a round from its first micro-batch until they are summed or used.
 
-    A backward pass adds in place, which raises the version of the tensor by one; so does our re-scaling, for all of
-    them at once. Any other version, or another tensor, is a change by the user. What is written through ``.data`` or
-    ``.numpy()`` raises no version: in the first rounds norms are compared, too, right before a backward pass adds.
+    A backward pass adds in place, which raises the version of the tensor by one. Any other version, or another tensor,
+    is a change by the user: of a part of the round's gradient, which would not be what one process does with the whole.
+    What is written through ``.data`` or ``.numpy()`` raises no version: in the first rounds norms are compared, too,
+    also right before a backward pass adds.
+
+    ``summed``: they will be summed over the ranks, and are not this rank's to change. ``loop_at_work`` returns whether
+    any optimizer of the loop has still to step for the current batch.
     """
 
-    def __init__(self) -> None:
-        # By identity: the hash of a tensor is a function of Python. Versions leave out re-scaling.
-        self._left: dict[int, tuple[torch.Tensor, int]] = {}
-        self._rescaled = 0
-        self._norms: dict[int, float] = {}
+    def __init__(
+        self, balancer: Balancer, names: dict[torch.Tensor, str], loop_at_work: Callable[[], bool], *, summed: bool
+    ) -> None:
+        self._balancer = balancer
+        self._names = names
+        self._loop_at_work = loop_at_work
+        self._summed = summed
+        self._left: dict[torch.Tensor, _Left] = {}
+        self._hooks: list[Any] = []
+        self._open = self._adds = False
+        """Whether a micro-batch has begun, which may be undone; whether it adds to gradients of earlier ones."""
+        self._copies: dict[torch.Tensor, torch.Tensor] | None = None
         self._rounds = 0
-        self._hooks: list[RemovableHandle] = []
+        self._before_adding: list[Any] = []
+        """Hooks of the first rounds."""
 
-    def __bool__(self) -> bool:
-        return bool(self._left)
+    def listen(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Hear of the gradients of these parameters, too. A frozen one has none: name it again once it is thawed."""
+        me = weakref.ref(self)  # a model may outlive its optimizer, and be trained by another
+        for parameter in parameters:
+            if parameter.requires_grad and parameter not in self._left:
+                left = self._left[parameter] = _Left()
+                # Found here once: a look into a dictionary by tensor would cost every step.
+                hook = _hook(me, left)
+                self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
 
-    def forget(self) -> None:
-        """Forget everything: a round begins, or is over."""
-        if self._left or self._norms:
-            self._left.clear()
-            self._norms.clear()
-        self._rescaled = 0
-        while self._hooks:
-            self._hooks.pop().remove()
+    def close(self) -> None:
+        """Listen no more."""
+        _remove(self._hooks)
+        _remove(self._before_adding)
+        self._left.clear()
 
-    def begin(self, parameters: Iterable[torch.Tensor], factor: float) -> None:
-        """Prepare to add a micro-batch to what earlier ones have left, in units that are ``factor`` times as large."""
-        parameters = list(parameters)
-        self.require_unchanged(parameters)
-        if factor != 1.0:
-            self._rescale(parameters, factor)
-        if self._norms and not self._hooks:
+    def begin(self, *, adds: bool) -> None:
+        """Begin a micro-batch, which ``adds`` to those before: in units of its samples (see ``Balancer``).
+
+        What an earlier round has left is cleared, in whatever order the loop calls ``zero_grad()`` and ``step()``: its
+        body, which does so, does not run on a rank without data.
+        """
+        self._open, self._adds, self._copies = True, adds, None
+        if not adds:
             self._rounds += 1
-            for parameter in parameters:
+            for parameter in self._names:
+                parameter.grad = None
+            for left in self._left.values():
+                left.tensor = None
+            return
+        if self._balancer.rescale != 1.0:
+            self._require_left()
+            torch._foreach_mul_([p.grad for p in self._names if p.grad is not None], self._balancer.rescale)
+            for left in self._left.values():
+                if left.tensor is not None:
+                    left.note(left.tensor, by_value=self._early)
+        if self._early:
+            for parameter, left in self._left.items():
                 if parameter.requires_grad:
-                    hook = partial(self._about_to_add, parameter)
-                    self._hooks.append(parameter.register_hook(hook))  # type: ignore[no-untyped-call]
+                    hook = partial(self._about_to_add, parameter, left)
+                    self._before_adding.append(parameter.register_hook(hook))  # type: ignore[no-untyped-call]
 
-    def added(self, parameter: torch.Tensor, *, complete: bool) -> None:
-        """Raise if a gradient was changed besides the addition of a backward pass; a ``complete`` one gets no more."""
+    @property
+    def _early(self) -> bool:
+        return self._rounds <= _BY_VALUE
+
+    def _about_to_add(self, parameter: torch.Tensor, left: _Left, _: torch.Tensor) -> None:
+        if left.tensor is not None and not left.is_left(parameter.grad):
+            raise self._changed(parameter)
+
+    def arrived(self, parameter: torch.Tensor, left: _Left) -> None:
+        """Take a parameter's gradient that a backward pass has completed."""
         gradient = parameter.grad
         assert gradient is not None, "its hook was called"
-        version = gradient._version - self._rescaled
-        former = self._left.get(id(parameter))
-        if former is not None and former[0].layout is gradient.layout:  # rows and then a whole tensor make a new one
-            _require(gradient is former[0], version == former[1] + 1)
-        if complete:
-            self._left.pop(id(parameter), None)
-            self._norms.pop(id(parameter), None)
+        if not self._open:
+            # No matter if another optimizer's loss has brought it in its own time: the next round clears it.
+            if not self._balancer.at_work and not self._loop_at_work():
+                raise RoundStateError(_WITHOUT_A_BATCH)
+            if not self._balancer.at_work and self._balancer.in_round:
+                raise RoundStateError(_IN_TURN)
             return
-        self._left[id(parameter)] = gradient, version
-        if self._rounds < _BY_VALUE or self._hooks:
-            self._norms[id(parameter)] = norm_of(gradient)
+        adds = self._adds and left.tensor is not None and left.tensor.layout is gradient.layout
+        if adds and not (gradient is left.tensor and gradient._version == left.version + 1):
+            raise self._changed(parameter)
+        left.note(gradient, by_value=self._early)
 
-    def require_unchanged(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Raise if a gradient is not as the last backward pass has left it."""
-        if not self._left:
-            return
-        for parameter in parameters:
-            former = self._left.get(id(parameter))
-            if former is not None:
-                gradient = parameter.grad
-                _require(gradient is former[0], former[0]._version - self._rescaled == former[1])
-                self._require_value(parameter)
+    def guard(self) -> None:
+        """Be able to undo the micro-batch that has begun: copy what earlier ones have gathered."""
+        if self._adds:
+            self._copies = {p: p.grad.clone() for p in self._names if p.grad is not None}
 
-    def renew(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Watch what is there now, after a micro-batch was undone."""
-        self.forget()
-        for parameter in parameters:
+    def undo(self) -> bool:
+        """Undo the micro-batch, which may be done again in parts; return False if that is impossible."""
+        if not self._open or (self._adds and self._copies is None):
+            return False
+        self._open, copies, self._copies = False, self._copies or {}, None
+        for parameter in self._names:
+            parameter.grad = copies.get(parameter)
+        for parameter, left in self._left.items():
+            left.tensor = None
             if parameter.grad is not None:
-                self._left[id(parameter)] = parameter.grad, parameter.grad._version
+                left.note(parameter.grad, by_value=False)
+        return True
 
-    def _rescale(self, parameters: Iterable[torch.Tensor], factor: float) -> None:
-        gathered = {id(p): p.grad for p in parameters if id(p) in self._left and p.grad is not None}
-        torch._foreach_mul_(list(gathered.values()), factor)
-        self._rescaled += 1
-        self._norms.update({number: norm_of(gathered[number]) for number in self._norms if number in gathered})
+    def done(self) -> None:
+        """End the micro-batch: what follows changes more than gradients, and cannot be undone."""
+        self._open, self._copies = False, None
+        _remove(self._before_adding)
 
-    def _about_to_add(self, parameter: torch.Tensor, _: torch.Tensor) -> None:
-        if id(parameter) in self._norms and parameter.grad is not None:
-            self._require_value(parameter)
+    def complete(self) -> None:
+        """End the last micro-batch of a round: its gradients are about to be summed over the ranks, or used."""
+        self.done()
+        if self._summed:
+            self._require_left()
 
-    def _require_value(self, parameter: torch.Tensor) -> None:
-        noted = self._norms.get(id(parameter))
-        if noted is not None and parameter.grad is not None:
-            now = norm_of(parameter.grad)
-            _require(True, now == noted or now != now)
+    def _require_left(self) -> None:
+        for parameter, left in self._left.items():
+            if left.tensor is not None and not left.is_left(parameter.grad):
+                raise self._changed(parameter)
+
+    def _changed(self, parameter: torch.Tensor) -> RoundStateError:
+        gathers = self._adds or self._balancer.between_updates
+        why = f", {_IN_A_ROUND}" if gathers else f" {_BEFORE_THE_SUM}"
+        return RoundStateError(f"the gradient of {self._names[parameter]!r}{why}")
 
 
-def norm_of(gradient: torch.Tensor) -> float:
+def _remove(hooks: list[Any]) -> None:
+    while hooks:
+        hooks.pop().remove()
+
+
+def _hook(gathered: weakref.ref[Gathered], left: _Left) -> Callable[[torch.Tensor], None]:
+    def on_gradient(parameter: torch.Tensor) -> None:
+        if (who := gathered()) is not None:
+            who.arrived(parameter, left)
+
+    return on_gradient
+
+
+def _norm_of(gradient: torch.Tensor) -> float:
     """Return the norm of a gradient's numbers, as they are stored."""
     numbers = gradient.detach()
     return float((numbers if numbers.layout is torch.strided else numbers._values()).norm())
-
-
-def _require(same: bool, unchanged: bool) -> None:
-    if not same:
-        raise RoundStateError(_CLEARED)
-    if not unchanged:
-        raise RoundStateError(_CHANGED)

@@ -112,20 +112,15 @@ class Layouts:
 class Gather:
     """One sparse gradient on its way."""
 
-    done = False
-    """Not known: adding up per row is still to come."""
-
     def __init__(
         self,
         wire: TorchWire,
-        parameter: torch.Tensor,
         gradient: torch.Tensor,
         weight: float,
         name: str,
         compression: Any = None,
     ) -> None:
         self._wire = wire
-        self._parameter = parameter
         self._gradient = gradient
         self._compression = compression
         indices, values = gradient.indices().t(), gradient.values()
@@ -135,24 +130,18 @@ class Gather:
         self._context: Any = None
         if compression is not None:
             values, self._context = compression.compress(values)
-        self._handles = tuple(map(wire.start_gather, (indices.contiguous(), values), self.names(name)))
+        names = f"{name}.indices", f"{name}.values"
+        self._handles = tuple(map(wire.start_gather, (indices.contiguous(), values), names))
 
-    @staticmethod
-    def names(name: str) -> tuple[str, str]:
-        """Return the names of its two calls."""
-        return f"{name}.indices", f"{name}.values"
-
-    def finish(self) -> None:
-        """Wait for it: the parameter's gradient is the sum over all ranks, each row once."""
+    def finish(self) -> torch.Tensor:
+        """Wait for it, and return the sum over all ranks, each row once."""
         indices, values = map(self._wire.result, self._handles)
         like = self._gradient
         if self._compression is not None:
             values = self._compression.decompress(values, self._context)
         if values.numel():
-            total = torch.sparse_coo_tensor(indices.t(), values, like.shape, check_invariants=False).coalesce()
-        else:  # Horovod gives nothing of no shape where no rank has sent a row
-            total = _no_rows(like, like.sparse_dim())
-        self._parameter.grad = total
+            return torch.sparse_coo_tensor(indices.t(), values, like.shape, check_invariants=False).coalesce()
+        return _no_rows(like, like.sparse_dim())  # Horovod gives nothing of no shape where no rank has sent a row
 
 
 def empty_gradient(parameter: torch.Tensor, optimizer: torch.optim.Optimizer) -> torch.Tensor:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
 from hvd_hetero.errors import HeteroError
 from hvd_hetero.topology.mixing import Exchange, Mixing, exchange_of
-from torch_hooks.gradients.shared_memory import shares_memory
+from torch_hooks.gradients.bundles import shares_memory
 from torch_hooks.gradients.sparse import empty_gradient
 from torch_hooks.gradients.synchroniser import Synchroniser, Trained
 from torch_hooks.wires.choice import TorchWire
@@ -23,14 +23,9 @@ class NeighbourAverage(Synchroniser):
     One ``alltoall`` carries the parameters (``exchange_of``).
     """
 
-    overlaps: ClassVar[bool] = False
-
     def __init__(self, trained: Trained, mixing: Mixing) -> None:
         super().__init__(trained)
         self._mixing = mixing
-
-    def arrived(self, note: Any) -> None:
-        """Do nothing: gradients stay here."""
 
     def finish(self) -> None:
         """Exchange parameters with the neighbours of this round, and sum the table over all ranks."""
@@ -44,7 +39,7 @@ class NeighbourAverage(Synchroniser):
         self._post_table()
         self._await_table()
         mixed = [exchange.mixed() for exchange in exchanges]
-        factor = share * self._agree()
+        factor = share * balancer.agree()
         gradients = []
         for parameter in self._names:
             if parameter.requires_grad:
@@ -65,11 +60,7 @@ class NeighbourAverage(Synchroniser):
 class LocalUpdates(Synchroniser):
     """ElasticBSP's local updates: after its last step, ``x <- sum_i (S_i / S) x_i``, for parameters and state alike."""
 
-    overlaps: ClassVar[bool] = False
     updates_locally: ClassVar[bool] = True
-
-    def arrived(self, note: Any) -> None:
-        """Do nothing: gradients stay here."""
 
     def finish(self) -> None:
         """Average what the local steps have made of parameters and state."""
@@ -85,7 +76,7 @@ class LocalUpdates(Synchroniser):
         self._await_table()
         for handle, _ in sent:
             self._wire.result(handle)
-        correction = self._agree()
+        correction = balancer.agree()
         for tensors, (_, flat) in zip(groups, sent, strict=True):
             _unflatten_into(tensors, flat if correction == 1.0 else flat.mul_(correction))
 

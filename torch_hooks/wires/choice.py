@@ -7,13 +7,12 @@ import sys
 import torch
 
 from hvd_hetero.communication.thread_wire import here
-from hvd_hetero.communication.wire import Line, TensorWire
+from hvd_hetero.communication.wire import TensorWire
 from torch_hooks.wires.threads import TorchThreadWire
 
-__all__ = ["TorchLine", "TorchWire", "over_process_groups", "wire_here"]
+__all__ = ["TorchWire", "over_process_groups", "wire_here"]
 
 TorchWire = TensorWire[torch.Tensor]
-TorchLine = Line[torch.Tensor]
 
 
 def wire_here() -> TorchWire:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import horovod.torch as hvd
 import torch
 from horovod.common.exceptions import HorovodInternalError
 from horovod.torch import mpi_ops
 
-from hvd_hetero.communication.lines import FoundByName
 from hvd_hetero.communication.objects import all_objects, object_of
 from hvd_hetero.watchdog.patience import horovod_gives_up_s
 from torch_hooks.wires.waiting import wait
@@ -20,7 +19,7 @@ from torch_hooks.wires.waiting import wait
 __all__ = ["HorovodWire"]
 
 
-class HorovodWire(FoundByName):
+class HorovodWire:
     """Collectives of Horovod over all ranks (``hvd_hetero.communication.wire.TensorWire``). A handle is a number.
 
     Sums are never scaled by Horovod: its factors must be equal on all ranks, and one that changes misses its cache.
@@ -107,6 +106,10 @@ class HorovodWire(FoundByName):
         """Return the result, asleep while others compute and awake while the data moves."""
         wait(partial(hvd.poll, handle), expected_s, transfer_s, imminent)
         return hvd.synchronize(handle)
+
+    def line(self) -> Self:
+        """Return this wire, whose calls are paired by name."""
+        return self
 
     def listen(self, tell: Callable[[], None]) -> None:
         """Call ``tell`` from now on whenever this process starts a collective, also one of the user's own."""

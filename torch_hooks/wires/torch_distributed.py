@@ -1,39 +1,24 @@
 """torch.distributed's wire: collectives of process groups, of Gloo for tensors on CPUs and of NCCL for those on GPUs.
 
 **Order takes the place of names.** A process group pairs the k-th collective of one rank with the k-th of every other
-one. So all ranks must start the collectives of a group in one order. Which calls are there, and who orders them?
+one. So all ranks must start the collectives of a group in one order. The training thread makes every call, and waits
+for its result before it does something else, or makes several and then waits for all of them. So they come in the
+program's order. It is the same on all ranks, or else one would wait in call a and another in call b, on any wire. A
+hook of autograd on another thread is no exception: the training thread waits inside ``backward()`` meanwhile.
 
-1. *The training thread makes a call and waits for its result, or makes several and then waits for all of them*: while
-   a training is set up, when ranks agree on layouts, average parameters or exchange them with neighbours, and in layers
-   that wait for other ranks (``SyncBatchNorm``). They come in the program's order. It is the same on all ranks, or
-   else one would wait in call a and another in call b, on any wire. A hook of autograd on another thread is no
-   exception, because the training thread waits inside ``backward()`` meanwhile.
-2. *The table*, once in a round. It leaves during the backward pass, at ``step()``, or inside the loader on a rank
-   without data; so its place among the other calls differs between ranks. Among its own kind it has one: the order of
-   the rounds. All ranks meet in it whatever their state, so it must not wait for anything else. Where a round forms
-   buckets again, the new carrier follows the table, on all ranks.
-3. *Buckets of gradients*, each once in a round. They fill in another order on each rank, and if branches of a model
-   are not used, not before ``step()``. All ranks know the same arrangement of buckets, so they start in its order; a
-   bucket that is full before its turn is held back (``communication.lines.Turns``).
-
-Each kind has a separate process group, a *line*: the wire itself carries the first, and each optimizer has a line for
-its tables and one for its buckets. Within a line the order is the same on all ranks, and lines do not order each other.
-So calls pair as their names would have paired them. No line waits for another: a rank waits for buckets when it has
-sent them all, and for the table without regard to buckets. What is lost, compared with names, is some overlap where a
-bucket waits for its turn.
+The sums of a round have a separate process group for each optimizer, a *line*. They come at ``step()``, or inside the
+loader on a rank without data, so a loop's body that makes calls of its own has them before or behind these. All ranks
+meet in the table whatever their state, so it must not wait for anything else, nor be taken for it.
 
 **Gathers of unequal rows** need the numbers of rows of all ranks. These travel with as many rows as the last call of
 this name has shown to be enough. If they are not enough, a second call follows, once the result is asked for. The
-second calls of a line start in the order of its first calls. They go through the wire itself: at this time the
-training thread waits, so they have a place in the program, as all calls of the first kind.
+second calls of a line start in the order of its first calls.
 
 Rejected: agreeing on the order by names, as Horovod does. It costs each call a round trip, and a thread that makes it.
-Rejected: one group for all, with the table in a fixed place. A rank whose buckets are outdated would have to send its
-table before buckets that others have sent already.
 
 Collectives of different groups may run at once. For NCCL, whose kernels share a device, that is safe only if kernels of
 two groups find room together, as PyTorch's documentation says of any program with several groups. Only device tensors
-use NCCL, so these groups are the buckets' and, with ``SyncBatchNorm`` or neighbour averaging, the wire's own.
+use NCCL, so these groups are the gradients' and, with ``SyncBatchNorm`` or neighbour averaging, the wire's own.
 
 **Groups are held weakly**; ``torch.distributed`` keeps them until they are destroyed. If one outlived that in garbage
 which the collector has yet to find, it would end a process where the collector finds it in a fork (a worker of a data
@@ -45,7 +30,6 @@ It has run with Gloo, and with NCCL on a GPU that two and three ranks share (``d
 from __future__ import annotations
 
 import math
-import socket
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -55,20 +39,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from hvd_hetero.communication.bucket_sizes import Limits
-from hvd_hetero.communication.lines import Turns
 from hvd_hetero.errors import PeerLostError, RoundStateError
 from torch_hooks.wires.process_groups import listen, tell, timeout_of, with_cpu
 from torch_hooks.wires.uneven_rows import Rows
 
 __all__ = ["ProcessGroupWire", "wire_of_world"]
-
-# A call of Gloo takes each rank up to a millisecond of a processor, half of it in Gloo's threads. On one host the same
-# processors move the data. Nothing can be hidden, so calls are to be few. Between hosts the network moves them while
-# ranks compute. With 13 MB in 400 tensors on two ranks with a core each, 2, 7 and 13 buckets made a step 1.02, 1.03 and
-# 1.08 of DDP's at 10 Gb/s, and 0.90, 0.77 and 0.78 at 1 Gb/s (errors of 0.02 to 0.03).
-_ON_ONE_HOST = Limits(members=2**16, most=2**23, least=2**22, alone=2**22)
-_BETWEEN_HOSTS = Limits(members=2**16, most=2**21, least=2**20, alone=2**21)
 
 
 @contextmanager
@@ -84,7 +59,7 @@ def _peers_may_be_lost(name: str) -> Iterator[None]:
 
 
 class Call:
-    """One call under way: the works of its collectives; none while it is held back."""
+    """One call under way: the works of its collectives."""
 
     __slots__ = ("name", "result", "rows", "works")
 
@@ -92,7 +67,7 @@ class Call:
         self.name = name
         self.result = result
         self.rows = rows
-        self.works: Sequence[Any] | None = None
+        self.works: Sequence[Any] = ()
 
 
 def _alive(group: Any) -> Any:
@@ -119,7 +94,7 @@ class _Track:
 
 
 class _Line:
-    """Collectives of one process group (``hvd_hetero.communication.wire.Line``)."""
+    """Collectives of one process group (``hvd_hetero.communication.wire.TensorWire``)."""
 
     failure = PeerLostError
     waits_in = (
@@ -128,13 +103,10 @@ class _Line:
     )  # fmt: skip
     cannot_sum = ()
     crew = None
-    hosts = 1
-    """Hosts that the ranks are on."""
 
     def __init__(self, wire: ProcessGroupWire | None, track: _Track) -> None:
         self._made_by = wire  # None: this is the wire itself
         self._track = track
-        self._turns = Turns()
         self._enough: dict[str, int] = {}  # rows to send along in the next gather of this name
         self._uneven: list[Call] = []  # gathers whose second call, if any, is to start in this order
         self.rank = dist.get_rank(self._group)
@@ -151,11 +123,6 @@ class _Line:
             return self._made_by
         assert isinstance(self, ProcessGroupWire), "others are made by one"
         return self
-
-    @property
-    def limits(self) -> Limits:
-        """The best sizes of gradient buckets: larger without a network."""
-        return _ON_ONE_HOST if self._wire.hosts == 1 else _BETWEEN_HOSTS
 
     @property
     def gives_up_s(self) -> float:
@@ -182,7 +149,7 @@ class _Line:
 
     def start_sum(self, tensor: torch.Tensor, name: str) -> Call:
         """Sum a tensor over all ranks, in place."""
-        return self._start(Call(name, lambda: tensor), [tensor], lambda: [self._sum(tensor)])
+        return self._start(Call(name, lambda: tensor), lambda: [self._sum(tensor)])
 
     def start_sums(self, tensors: list[torch.Tensor], name: str) -> Call:
         """Sum each of these tensors over all ranks: tensors of one type and device travel as one."""
@@ -198,7 +165,7 @@ class _Line:
                 sums |= {n: part.view(tensors[n].shape) for n, part in zip(numbers, parts, strict=True)}
             return [sums[n] for n in range(len(tensors))]
 
-        return self._start(Call(name, unpacked), packed, lambda: [self._sum(flat) for flat in packed])
+        return self._start(Call(name, unpacked), lambda: [self._sum(flat) for flat in packed])
 
     def start_gather(self, rows: torch.Tensor, name: str) -> Call:
         """Lay the rows of all ranks end to end."""
@@ -209,7 +176,7 @@ class _Line:
             return [dist.all_gather(uneven.received, uneven.sent, group=self._group, async_op=True)]
 
         call = Call(name, uneven.result, uneven)
-        return self._start(call, [uneven.sent], begin)
+        return self._start(call, begin)
 
     def start_exchange(self, numbers: torch.Tensor, splits: Sequence[int], name: str) -> Call:
         """Send the first ``splits[0]`` numbers to rank 0, and so on; as much comes back from each."""
@@ -220,30 +187,23 @@ class _Line:
         def begin() -> list[Any]:
             return [dist.all_to_all_single(received, numbers, splits, splits, group=self._group, async_op=True)]
 
-        return self._start(Call(name, lambda: (received, torch.tensor(splits, device="cpu"))), [numbers], begin)
+        return self._start(Call(name, lambda: (received, torch.tensor(splits, device="cpu"))), begin)
 
     def start_broadcast(self, tensor: torch.Tensor, name: str) -> Call:
         """Give all ranks the numbers of rank 0's tensor, in place."""
         root = dist.get_global_rank(self._group, 0)
         call = Call(name, lambda: tensor)
-        return self._start(
-            call, [tensor], lambda: [dist.broadcast(tensor.detach(), root, group=self._group, async_op=True)]
-        )
+        return self._start(call, lambda: [dist.broadcast(tensor.detach(), root, group=self._group, async_op=True)])
 
     def done(self, handle: Call) -> bool:
         """Return whether the result is there, as far as no second call is needed for it."""
-        return handle.works is not None and all(work.is_completed() for work in handle.works)
+        return all(work.is_completed() for work in handle.works)
 
     def result(self, handle: Call) -> Any:
         """Return the result. A thread that waits is asleep.
 
         NCCL's ``wait`` has only the stream wait, so the host goes on, and the device has work when the sums have come.
         """
-        if handle.works is None:
-            raise RoundStateError(
-                f"{handle.name!r} has not started, because calls before it in the agreed order have not come: waiting "
-                "for it would last for ever; make all calls of the round first"
-            )
         if handle.rows is not None:
             self._second_calls(handle)
         self._await(handle)
@@ -259,14 +219,6 @@ class _Line:
         """Return the result. Gloo's own threads move the data and wake this one, so nothing need be expected."""
         return self.result(handle)
 
-    def in_order(self, names: Sequence[str]) -> None:
-        """Make exactly these calls in the next round; they start in this order."""
-        self._turns.in_order(names)
-
-    def change_order(self, names: Sequence[str]) -> None:
-        """Drop the calls that are not among ``names`` from the rest of this round; new ones follow."""
-        self._turns.change_order(names)
-
     def listen(self, tell: Callable[[], None]) -> None:
         """Call ``tell`` from now on whenever this process starts a collective, also one of the user's own.
 
@@ -278,18 +230,11 @@ class _Line:
         """Return a line beside this one."""
         return self._wire.line()
 
-    def _start(self, call: Call, tensors: Sequence[torch.Tensor], begin: Callable[[], list[Any]]) -> Call:
+    def _start(self, call: Call, begin: Callable[[], list[Any]]) -> Call:
         tell()
-        arrived = [(t.device, torch.cuda.current_stream(t.device).record_event()) for t in tensors if t.is_cuda]
-
-        def start() -> None:
-            for device, event in arrived:  # it may start on another stream than it was computed on
-                torch.cuda.current_stream(device).wait_event(event)
-            with _peers_may_be_lost(call.name):
-                call.works = begin()
-            self._track.started += 1
-
-        self._turns.come(call.name, start)
+        with _peers_may_be_lost(call.name):
+            call.works = begin()
+        self._track.started += 1
         return call
 
     def _sum(self, tensor: torch.Tensor) -> Any:
@@ -306,12 +251,12 @@ class _Line:
             self._enough[call.name] = call.rows.enough()
             if (more := call.rows.second()) is not None:
                 received, sent = more
-                self._wire._track.started += 1
-                call.works = [dist.all_gather(received, sent, group=self._wire._group, async_op=True)]
+                self._track.started += 1
+                call.works = [dist.all_gather(received, sent, group=self._group, async_op=True)]
 
     def _await(self, call: Call) -> None:
         with _peers_may_be_lost(call.name):
-            for work in call.works or ():
+            for work in call.works:
                 work.wait()
 
 
@@ -319,7 +264,7 @@ class ProcessGroupWire(_Line):
     """The ranks of a process group, by default all; a collective call. For ``LoadBalance(wire=…)``.
 
     It makes its own groups, with the backends and the timeout of the given one, so no order is needed
-    between its collectives and yours: one for itself, and two for each optimizer that is alive. Use one such object in
+    between its collectives and yours: one for itself, and one for each optimizer that is alive. Use one such object in
     one thread.
     """
 
@@ -338,7 +283,6 @@ class ProcessGroupWire(_Line):
         self._of = weakref.ref(group)
         self._tracks: list[_Track] = []
         super().__init__(None, _Track(self._new_group()))
-        self.hosts = len(set(self.allgather_object(socket.gethostname(), name="hetero.hosts")))
 
     @property
     def of(self) -> Any:

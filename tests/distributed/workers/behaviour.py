@@ -17,12 +17,11 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset, WeightedRandomSampler
 from torch_common import refusal, spread
 
-from hvd_hetero.communication import bucket_sizes as division
 from hvd_hetero.errors import RoundStateError
 from hvd_hetero.policies import BSP, LBBSP, Policy, StaticAllocation
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance
 from torch_hooks.data.samplers import drawn_by
-from torch_hooks.gradients import buckets
+from torch_hooks.gradients import bundles
 
 GENERATOR = torch.Generator().manual_seed(3)
 X = torch.randn(240, 5, generator=GENERATOR, dtype=torch.float64)
@@ -227,8 +226,8 @@ def gradual_unfreezing() -> dict:
             parameter.requires_grad_(not (name in names and (3 <= round < 6 or 9 <= round < 11)))
 
     outcome = {}
-    for members, at_once in ((32, 1 << 17), (3, 33), (1, 1)):  # bytes from which a gradient is weighed as it arrives
-        with patched(division, MEMBERS=members), patched(buckets, _AT_ONCE=at_once):
+    for members, most, least_alone in ((32, 1 << 20, 1 << 20), (3, 200, 1 << 20), (1, 1 << 20, 1)):  # in bytes
+        with patched(bundles, _MOST=most, _ALONE=least_alone):
             model, balance = deep(), LoadBalance("bsp", global_batch=8)
             optimizer = DistributedOptimizer(sgd(model), balance, model.named_parameters())
             for round in range(15):

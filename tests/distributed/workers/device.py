@@ -20,15 +20,13 @@ from pool import serve
 from simulated import SimulatedClock
 from torch.nn import functional
 
-from hvd_hetero.communication import bucket_sizes as division
 from hvd_hetero.policies import BSP, LBBSP, ElasticBSP, NonBlocking, Policy, StaticAllocation
 from hvd_hetero.telemetry import read_run
 from hvd_hetero.testing import DeviceModel
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance, out_of_memory
-from torch_hooks.gradients import buckets
+from torch_hooks.gradients import bundles
 
-# Small models take both ways: weights are multiplied as they arrive, biases with their bucket, and layers leave alone.
-buckets._AT_ONCE, division.MEMBERS = 100, 2
+bundles._ALONE = 300  # bytes: of a small model, too, some gradients are summed where they are
 FEATURES = 6
 SAMPLES = 251
 ROUNDS = 9
@@ -126,7 +124,6 @@ def train(policy: Policy, shortage: Shortage) -> dict:
     seen: list[list[int]] = [[] for _ in range(ROUNDS)]
     epochs: list[int] = []
     limits: list[list[int]] = []
-    left = 0
     complete_when_struck: set[bool] = set()
     observer = balance._session.balancer.observer
 
@@ -140,13 +137,13 @@ def train(policy: Policy, shortage: Shortage) -> dict:
     while balance.rounds < ROUNDS:
         for index in loader:
             round = balance.rounds
-            left = max(left, len(optimizer._updates._gradients._attempt.left))
             with balance.surviving_out_of_memory():
                 optimizer.zero_grad()
                 shortage.strike("forward", balance, len(index))
                 net.middle = partial(shortage.strike_backward, balance, len(index))
                 loss = functional.mse_loss(net(x[index]), y[index])
                 loss.backward()
+                shortage.strike("after backward", balance, len(index))
                 optimizer.step()
                 seen[round] += index.tolist()
                 continue
@@ -173,7 +170,6 @@ def train(policy: Policy, shortage: Shortage) -> dict:
         "between_ranks": float((everywhere - everywhere[0]).abs().max()),
         "rounds": [sorted(r) for r in rounds],
         "epochs": epochs,
-        "left": hvd.broadcast_object(left, root_rank=0, name="gradients that had left"),
         "complete when struck": hvd.broadcast_object(sorted(complete_when_struck), root_rank=0, name="complete"),
         "struck": hvd.broadcast_object(shortage.sizes, root_rank=0, name="struck"),
         "still to strike": hvd.broadcast_object(shortage.left, root_rank=0, name="still to strike"),
@@ -201,6 +197,7 @@ def in_fours() -> Policy:
 SHORTAGES: dict[str, tuple[Callable[[], Policy], Callable[[], Shortage]]] = {
     "forward": (BSP, lambda: Shortage("forward", at_any)),
     "backward": (BSP, lambda: Shortage("backward", at_any)),
+    "after backward": (BSP, lambda: Shortage("after backward", at_any)),
     "twice in a row": (BSP, lambda: Shortage("backward", at_any, times=2)),
     "three sizes": (BSP, lambda: Shortage("backward", lambda b, n: b.rounds >= 3 and n > 2, times=3)),
     "later micro-batch, forward": (in_fours, lambda: Shortage("forward", later)),
@@ -285,7 +282,7 @@ def fatal() -> list[str]:
     """What cannot be done again says so; on all ranks at once, so that nobody waits."""
     messages = []
     x, y = samples()
-    for moment in ("own batch", "after backward", "update", "cleared", "left", "another error"):
+    for moment in ("own batch", "update", "cleared", "another error"):
         net = Net().double()
         balance = LoadBalance(BSP(), global_batch=8 * hvd.size())
         optimizer = DistributedOptimizer(sgd(net.parameters()), balance, net.named_parameters())
@@ -300,20 +297,14 @@ def fatal() -> list[str]:
                 if moment == "update" and balance.rounds == 2:
                     optimizer.register_step_pre_hook(raise_out_of_memory)
                 with balance.surviving_out_of_memory():
-                    if moment in ("cleared", "left"):  # after gradients of the upper layers have left
+                    if moment == "cleared":
                         net.middle = partial(shortage.strike_backward, balance, len(index))
                     if moment == "another error":
                         raise RuntimeError("shapes cannot be multiplied")
                     functional.mse_loss(net(x[index]), y[index]).backward()
-                    if moment == "after backward" and balance.rounds == 2:  # by now gradients leave as they arise
-                        raise OWN("no memory")
                     optimizer.step()
                     net.zero_grad()  # in the middle of the round, where a batch is done in parts
                     continue
-                if moment == "left":
-                    break
-            for _ in loader:
-                break
         except Exception as error:  # noqa: BLE001 - its message is what is looked at
             messages.append(f"{type(error).__name__}: {error}")
         optimizer.close()

@@ -11,11 +11,10 @@ from pool import serve
 from ranks import DEVICE, hvd
 from simulated import SimulatedClock
 
-from hvd_hetero.communication import bucket_sizes as division
-from torch_hooks.gradients import buckets
+from torch_hooks.gradients import bundles
 
 # Sizes at which a small model takes every way of a large one: weights go alone and are weighed as they arrive.
-buckets._AT_ONCE, division.ALONE, division.MEMBERS = 100, 200, 2
+bundles._ALONE, bundles._MOST = 200, 100
 PAUSE_S = 5e-3
 
 

@@ -59,7 +59,7 @@ def main():
     if hvd.rank() == 0:
         lets_go.wait(PATIENCE_S)
         try:
-            send("the next bucket", torch.ones(1))
+            send("the next one", torch.ones(1))
         except HorovodInternalError:
             found["sending"] = "is told that Horovod has given up"
         has_sent.set()

@@ -18,9 +18,9 @@ from torch_common import refusal, spread
 from hvd_hetero.policies import BSP, LBBSP, Policy, StaticAllocation
 from hvd_hetero.telemetry import read_run
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance
-from torch_hooks.gradients import buckets
+from torch_hooks.gradients import bundles
 
-buckets._AT_ONCE = 100  # bytes: small models take both ways, weights as they arrive, biases with their bucket
+bundles._ALONE = 100  # bytes: of small models, too, some gradients are summed where they are
 SAMPLES = 26  # with a batch of 12 and two ranks: two whole rounds, and one of a single sample for each rank
 GENERATOR = torch.Generator().manual_seed(3)
 X = torch.randn(SAMPLES, 20, generator=GENERATOR)
@@ -304,7 +304,7 @@ def where_the_time_goes() -> dict:
 
 
 def the_table_travels_with_the_last_gradients() -> dict:
-    """With a network large enough for two buckets."""
+    """With a gradient that travels alone, and others that travel together."""
     posted: list[str] = []
     genuine = {name: getattr(hvd, name) for name in ("allreduce_async_", "grouped_allreduce_async_")}
     layers = (torch.nn.Linear(20, 1200), torch.nn.Linear(1200, 1200), torch.nn.Linear(1200, 1))

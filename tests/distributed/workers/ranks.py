@@ -64,11 +64,6 @@ class ProcessGroup:
 
 
 if OVER_TORCH:
-    from hvd_hetero.communication.bucket_sizes import usual
-    from torch_hooks.wires import torch_distributed
-
     hvd: Any = ProcessGroup()
-    # Small models are to have several buckets: workers change what is usual.
-    torch_distributed._Line.limits = property(lambda _: usual())  # type: ignore[assignment, method-assign]
 else:
     import horovod.torch as hvd

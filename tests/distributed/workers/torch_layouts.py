@@ -1,4 +1,4 @@
-"""One rank of the layout test: gradients as they lie in memory, in buckets of every kind, and hooks of the user's.
+"""One rank of the layout test: gradients as they lie in memory, in bundles of every kind, and hooks of the user's.
 
 The oracle is plain PyTorch with a contiguous copy of the model and no fused optimizer, on the samples of all ranks.
 """
@@ -12,16 +12,15 @@ import torch
 from ranks import hvd
 from torch.nn import functional
 
-from hvd_hetero.communication import bucket_sizes as division
 from hvd_hetero.errors import HeteroError
 from hvd_hetero.policies import BSP, Policy, StaticAllocation
 from hvd_hetero.rounds import RoundPlan
 from hvd_hetero.testing import report
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance
-from torch_hooks.gradients import buckets
+from torch_hooks.gradients import bundles
 
 # Sizes in bytes at which a small model takes every way that a large one takes.
-buckets._AT_ONCE, division.ALONE = 100, 1000
+bundles._ALONE, bundles._MOST = 1000, 500
 ROUNDS, SAMPLES = 6, 8  # of each rank
 GENERATOR = torch.Generator().manual_seed(5)
 RANKS = 2
@@ -120,7 +119,7 @@ def deep() -> torch.nn.Module:
 
 
 def a_hook_that_comes_late() -> str:
-    """It changes gradients that have been weighed, and wait for others to leave with."""
+    """It changes gradients after they were noted, before they are summed."""
 
     def shift(parameter: torch.Tensor) -> None:
         assert parameter.grad is not None
@@ -141,7 +140,7 @@ def a_hook_that_comes_late() -> str:
 def before_the_third_step(
     kind: Callable[[], torch.nn.Module], prepare: Callable[[torch.nn.Module, int], object] = lambda net, round: None
 ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-    """Two rounds, and of a third one the backward pass: its gradients are on their way, from buckets that stand."""
+    """Two rounds, and of a third one the backward pass."""
     net, balance = made(kind), LoadBalance("bsp", global_batch=2 * SAMPLES)
     optimizer = DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=1e-3), balance, net.named_parameters())
     for round in range(3):
@@ -153,15 +152,6 @@ def before_the_third_step(
         if round < 2:
             optimizer.step()
     return net, optimizer
-
-
-def taken_away(name: str) -> str:
-    """The memory of a gradient on its way, which no version tells."""
-    net, optimizer = before_the_third_step(deep)
-    gradient = net.get_parameter(name).grad
-    assert gradient is not None
-    gradient.data = 2 * gradient.data
-    return refused(optimizer.step)
 
 
 def kept(parameters: list[torch.nn.Parameter], gradients: list[torch.Tensor], round: int) -> None:
@@ -176,7 +166,7 @@ def put_back(parameters: list[torch.nn.Parameter], gradients: list[torch.Tensor]
 
 
 def put_crosswise(parameters: list[torch.nn.Parameter], gradients: list[torch.Tensor], round: int) -> None:
-    """Each to the next parameter of as many numbers: within a bucket and across two, as they are and as views."""
+    """Each to the next parameter of as many numbers: within a bundle and across two, as they are and as views."""
     for parameter in parameters:
         alike = [number for number, other in enumerate(parameters) if other.numel() == parameter.numel()]
         following = alike[(alike.index(next(n for n in alike if parameters[n] is parameter)) + 1) % len(alike)]
@@ -184,11 +174,7 @@ def put_crosswise(parameters: list[torch.nn.Parameter], gradients: list[torch.Te
 
 
 def gradients_that_are_kept(use: Callable[[list[torch.nn.Parameter], list[torch.Tensor], int], None]) -> float:
-    """How far off a model is that is trained while ``use`` does something with the gradients of an earlier round.
-
-    Gradients that nobody puts elsewhere lie in the same memory in every round. That is not asked of those that leave
-    alone: they are copied where something else still holds their memory, as Horovod's thread may.
-    """
+    """How far off a model is that is trained while ``use`` does something with the gradients of an earlier round."""
     net, oracle, balance = made(deep), made(deep), LoadBalance("bsp", global_batch=2 * SAMPLES)
     optimizer = DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=1e-2), balance, net.named_parameters())
     plain = torch.optim.SGD(oracle.parameters(), lr=1e-2)
@@ -201,11 +187,7 @@ def gradients_that_are_kept(use: Callable[[list[torch.nn.Parameter], list[torch.
         functional.mse_loss(net(x), y).backward()
         optimizer.step()
         step(oracle, plain, *everybodys(round))
-        former, gradients = gradients, [p.grad for p in parameters if p.grad is not None]
-        if round > 1:  # in round 0 one bucket has no room for the table yet
-            pairs = zip(gradients, former, parameters, strict=True)
-            same = {gradient is before for gradient, before, p in pairs if p is not net.get_parameter("1.weight")}
-            assert same == {use in (kept, put_back)}, (use.__name__, round, same)
+        gradients = [p.grad for p in parameters if p.grad is not None]
     return difference(net, oracle)
 
 
@@ -219,7 +201,7 @@ def frozen_while_its_gradient_waits() -> str:
 
 
 class Branches(torch.nn.Module):
-    """A layer whose parameters leave together, and a smaller one with the table, which waits as it is not used."""
+    """A layer that is used, and one that is not."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -237,16 +219,8 @@ def frozen_again() -> str:
     return refused(optimizer.step)
 
 
-def frozen_after_it_has_left(*names: str) -> str:
-    """Of the layer that is used, whose gradients are on their way to the other ranks by then."""
-    net, optimizer = before_the_third_step(Branches)
-    for name in names:
-        net.get_parameter(f"used.{name}").requires_grad_(False)
-    return refused(optimizer.step)
-
-
 def parts_that_freeze_and_thaw() -> float:
-    """Gradients are weighed as they arrive, for buckets that are formed again when they leave."""
+    """What travels together changes from round to round."""
 
     def deep() -> torch.nn.Module:
         layers = [torch.nn.Linear(144, 6)]
@@ -257,7 +231,6 @@ def parts_that_freeze_and_thaw() -> float:
     net, oracle, balance = made(deep), made(deep), LoadBalance("bsp", global_batch=2 * SAMPLES)
     optimizer = DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=1e-2), balance, net.named_parameters())
     plain = torch.optim.SGD(oracle.parameters(), lr=1e-2)
-    carries = []
     for round in range(ROUNDS):
         for model in (net, oracle):
             model[1].requires_grad_(round not in (2, 3))
@@ -265,10 +238,6 @@ def parts_that_freeze_and_thaw() -> float:
         balance.batch(len(mine(round)[0]))
         step(net, optimizer, *mine(round))
         step(oracle, plain, *everybodys(round))
-        arrangement = optimizer._updates._synchroniser._arrangement
-        carries.append([bucket is arrangement.carrier for bucket in arrangement.buckets])
-    # The case is of use only if gradients change from one kind of bucket to the other, and back.
-    assert carries == [[False, True]] * 2 + [[True]] * 2 + [[False, True]] * 2, carries
     optimizer.close()
     return difference(net, oracle)
 
@@ -280,8 +249,8 @@ class Uneven(BSP):
         return RoundPlan.of([SAMPLES - 2, SAMPLES + 2])
 
 
-def collectives(policy: Policy) -> tuple[list[int], list[int]]:
-    """How many are posted in each round, and how many buckets there are."""
+def collectives(policy: Policy) -> list[int]:
+    """How many are posted in each round."""
     posts = 0
     net, balance = made(deep), LoadBalance(policy, global_batch=2 * SAMPLES)
     optimizer = DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=1e-3), balance, net.named_parameters())
@@ -294,15 +263,14 @@ def collectives(policy: Policy) -> tuple[list[int], list[int]]:
         return allreduce(*arguments, **options)
 
     hvd.allreduce_async_ = counted
-    posted, buckets = [], []
+    posted: list[int] = []
     for x, y in loader:
         step(net, optimizer, x, y)
         if balance.round_complete:
             posted.append(posts - sum(posted))
-            buckets.append(len(optimizer._updates._synchroniser._arrangement.buckets))
     hvd.allreduce_async_ = allreduce
     optimizer.close()
-    return posted, buckets
+    return posted
 
 
 def layouts_that_differ() -> str:
@@ -338,7 +306,6 @@ def main() -> None:
             "differ": layouts_that_differ(),
             "compression": compression_that_differs(),
             "late": a_hook_that_comes_late(),
-            "taken": {name: taken_away(name) for name in ("1.weight", "2.weight")},
             "kept": {use.__name__: gradients_that_are_kept(use) for use in (kept, put_back, put_crosswise)},
             "frozen again": frozen_again(),
             "thawed": parts_that_freeze_and_thaw(),
@@ -347,8 +314,6 @@ def main() -> None:
                 "uneven": collectives(Uneven()),
                 "in micro-batches": collectives(StaticAllocation([3, 5])),
             },
-            "whole bucket frozen": frozen_after_it_has_left("weight", "bias"),
-            "half a bucket frozen": frozen_after_it_has_left("weight"),
             "frozen": frozen_while_its_gradient_waits(),
         }
     )

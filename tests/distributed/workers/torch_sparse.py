@@ -13,14 +13,13 @@ from ranks import hvd
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
-from hvd_hetero.communication import bucket_sizes as division
 from hvd_hetero.errors import HeteroError
 from hvd_hetero.policies import BSP, LBBSP, ElasticBSP, NonBlocking, Policy, SelfAdaptive, StaticAllocation
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance
-from torch_hooks.gradients import buckets
+from torch_hooks.gradients import bundles
 
-# Small models take both ways, weights as they arrive, biases with their bucket.
-buckets._AT_ONCE, division.ALONE, division.MEMBERS = 100, 200, 2
+# Of small models, too, some gradients are summed where they are, and others travel together.
+bundles._ALONE, bundles._MOST = 200, 100
 ROUNDS = 16  # two epochs, and the beginning of a third one
 GLOBAL_BATCH = 12
 SAMPLES = 12 * 6 + 1

@@ -13,7 +13,6 @@ from pool import serve
 from ranks import DEVICE, OVER_TORCH, hvd
 from torch.utils.data import TensorDataset
 
-from hvd_hetero.errors import RoundStateError
 from hvd_hetero.policies import BSP
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance, average_by_samples
 from torch_hooks.wires.choice import wire_here
@@ -95,37 +94,16 @@ def objects() -> list[Any]:
 
 
 def lines() -> dict[str, Any]:
-    """Calls of two lines come in another order on each rank, beside calls of the wire itself."""
-    wire = wire_here()
-    tables, buckets = wire.line(), wire.line()
-    sums = {}
-    for round in range(3):
-        names = ["a", "b", "c", "d"]
-        buckets.in_order(names)
-        calls = [(buckets, name, 10.0**n) for n, name in enumerate(names)]
-        calls.insert((round + 2 * wire.rank) % 5, (tables, "table", 7.0))
-        turn = (wire.rank + round) % len(calls)
-        handles = {name: (on, on.start_sum(torch.tensor(x), name)) for on, name, x in [*calls[turn:], *calls[:turn]]}
-        wire.result(wire.start_sum(torch.ones(1), "between"))
-        sums[round] = {name: float(on.result(handle)) for name, (on, handle) in sorted(handles.items())}
-    return sums
-
-
-def a_call_before_its_turn() -> dict[str, Any]:
-    """Held back: not done, and who waits for it is told that this would last for ever. (By names, it goes ahead.)"""
+    """Calls of a line come before or behind those of the wire itself, as it happens on each rank."""
     wire = wire_here()
     line = wire.line()
-    line.in_order(["first", "second"])
-    second = line.start_sum(torch.ones(1), "second")
-    said = ""
-    if OVER_TORCH:
-        try:
-            line.result(second)
-        except RoundStateError as error:
-            said = str(error)
-        assert not line.done(second)
-    first = line.start_sum(torch.ones(1), "first")
-    return {"said": said, "sums": [float(line.result(each)) for each in (first, second)]}
+    sums = {}
+    for round in range(3):
+        calls = [(line, name, 10.0**n) for n, name in enumerate(["a", "b", "c", "d"])]
+        calls.insert((round + 2 * wire.rank) % 5, (wire, "table", 7.0))
+        handles = {name: (on, on.start_sum(torch.tensor(x), name)) for on, name, x in calls}
+        sums[round] = {name: float(on.result(handle)) for name, (on, handle) in sorted(handles.items())}
+    return sums
 
 
 def lines_are_used_again() -> list[int]:
@@ -214,7 +192,7 @@ else:
     of_all_ranks = partial(hvd.allreduce, name="of the body")
 CASES = [
     kind, sums, several_sums, gathers, gathers_of_all_types, exchanges, broadcasts, objects, lines,
-    a_call_before_its_turn, lines_are_used_again, collectives_of_the_body, a_group_of_some, parameters_in_bfloat16,
+    lines_are_used_again, collectives_of_the_body, a_group_of_some, parameters_in_bfloat16,
 ]  # fmt: skip
 
 

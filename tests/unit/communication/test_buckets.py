@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from hvd_hetero.communication.bucket_sizes import ALONE, BYTES, LEAST, MEMBERS, Limits, divide
+from hvd_hetero.communication.bucket_sizes import ALONE, BYTES, LEAST, MEMBERS, divide
 
 
 def sizes_of(seed: int, count: int) -> list[int]:
@@ -74,14 +74,6 @@ def test_equal_small_gradients_halve_what_is_to_come_towards_the_end():
 
 def test_many_tiny_gradients_are_cut_by_their_number():
     assert [len(bucket) for bucket in divide([4] * 100)] == [MEMBERS, MEMBERS, MEMBERS, 100 - 3 * MEMBERS]
-
-
-def test_a_wire_may_have_other_limits():
-    limits = Limits(members=3, most=50, least=20, alone=40)
-    assert divide([4] * 8, limits=limits) == [[0, 1, 2], [3, 4, 5], [6, 7]], "three at most"
-    assert divide([39] * 4, limits=limits) == [[0], [1], [2], [3]], "one more would be above 50 bytes"
-    assert divide([4, 40, 4], limits=limits) == [[1], [0, 2]], "from 40 bytes on a gradient is alone"
-    assert divide([9] * 5, limits=limits) == [[0, 1], [2, 3, 4]], "27 bytes are halved no more"
 
 
 def test_kinds_do_not_mix_and_each_has_its_own_open_bucket():

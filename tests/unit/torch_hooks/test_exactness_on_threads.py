@@ -32,9 +32,9 @@ CASES += [(TRIALS, ranks) for ranks in (2, 4)]  # of each other one, 2, 3 and 4 
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch):
-    # Sizes at which a small model takes every way of a large one: weights go alone and are weighed as they arrive.
-    for name, size in (("torch_hooks.gradients.buckets._AT_ONCE", 100), ("ALONE", 200), ("MEMBERS", 2)):
-        monkeypatch.setattr(name if "." in name else f"hvd_hetero.communication.bucket_sizes.{name}", size)
+    # Sizes at which a small model takes every way of a large one.
+    for name, size in (("_ALONE", 200), ("_MOST", 100)):
+        monkeypatch.setattr(f"torch_hooks.gradients.bundles.{name}", size)
     clock = ThreadClock()
     monkeypatch.setattr(time, "perf_counter", clock)
     return clock

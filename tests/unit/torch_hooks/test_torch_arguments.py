@@ -24,7 +24,7 @@ def horovod():
         ({"backward_passes_per_step": 4}, r"call step\(\) for every batch.*max_micro_batch"),
         ({"process_set": hvd.global_process_set}, "leave it out: all ranks"),
         ({"gradient_predivide_factor": 2.0}, "leave it out: gradients are weighted before"),
-        ({"num_groups": 2}, "leave it out: gradients travel in buckets"),
+        ({"num_groups": 2}, "leave it out: gradients travel together"),
         ({"compresion": None}, r"see help\(DistributedOptimizer\)"),
     ],
 )

@@ -1,0 +1,234 @@
+"""Gradients that travel together, as one tensor, and those that travel as rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from hvd_hetero.communication.wire import Handle
+from torch_hooks.gradients.compression import Compressed
+from torch_hooks.gradients.sparse import Gather, Layouts
+from torch_hooks.wires.choice import TorchWire
+
+__all__ = ["Bundle", "Rows", "bundles_of", "shares_memory"]
+
+_MOST = 2**24
+"""Bytes of a bundle: while one is summed, the next is filled (arbitrary)."""
+_ALONE = 2**22
+"""Bytes from which a gradient leaves from where it is: a copy would cost more than a collective, 1 ms of Gloo's."""
+
+# Not public, and without a public counterpart: how many tensors and Python objects use a storage.
+_users: Callable[[int], int] = torch._C._storage_Use_Count
+_OWN_USERS = 2  # the gradient, and the Python object by which we ask
+
+
+class Bundle:
+    """Gradients of one type on one device that travel end to end, perhaps with other numbers behind them.
+
+    They are copied, and the sums copied back, in memory that serves in every round: new memory costs a page fault for
+    4 KiB, which took longer than the copies. A single one, with nothing behind it, is summed where it is.
+    """
+
+    def __init__(self, name: str, parameters: list[torch.Tensor], compression: Any = None) -> None:
+        self.name = name
+        self.parameters = parameters
+        self._compression = compression
+        self._length = sum(p.numel() for p in parameters)
+        self._whole = torch.empty(0)
+        """What travels."""
+        self._slots: list[torch.Tensor] = []
+        """Its part of each gradient, in the order of its parameter in memory; none for a single one."""
+        self._under_way: Handle = None
+        if len(parameters) > 1:
+            self.carry(0)
+
+    @property
+    def size(self) -> int:
+        """Numbers of all its gradients."""
+        return self._length
+
+    def can_carry(self, dtype: torch.dtype, layouts: Layouts) -> bool:
+        """Return whether its gradients are of this type on every rank, on the CPU."""
+        return not any(p.dtype != dtype or _typed(p) or layouts.elsewhere(p) for p in self.parameters)
+
+    def carry(self, numbers: int) -> None:
+        """Make room for so many numbers behind the gradients."""
+        one = self.parameters[0]
+        self._whole = torch.zeros(self._length + numbers, dtype=one.dtype, device=one.device)
+        parts = torch.split(self._whole[: self._length], [p.numel() for p in self.parameters])
+        self._slots = [
+            part.as_strided(p.shape, _strides(p), part.storage_offset())
+            for p, part in zip(self.parameters, parts, strict=True)
+        ]
+
+    @property
+    def room(self) -> torch.Tensor:
+        """The numbers behind the gradients: those of this rank, and later the sums."""
+        return self._whole[self._length :]
+
+    def fill(self, weight: float | None) -> torch.Tensor:
+        """Weigh this rank's gradients and return them; zeros where none arose, or for all if there is no weight."""
+        if self._slots:
+            if weight:
+                torch._foreach_copy_(self._slots, [_present(p) for p in self.parameters])
+        elif weight is None:
+            one = self.parameters[0]
+            self._whole = torch.zeros(self._length, dtype=_grad_type(one), device=one.device)
+        else:
+            self._whole = _in_memory(_own(self.parameters[0]))
+        numbers = self._whole[: self._length]
+        if not weight:
+            numbers.zero_()  # and not a product, which would keep the NaN of a mean over no samples
+        elif weight != 1.0:
+            numbers.mul_(weight)
+        return numbers
+
+    def send(self, wire: TorchWire) -> Handle:
+        """Start the sum of what it was filled with."""
+        if self._compression is None:
+            self._under_way = wire.start_sum(self._whole, self.name)
+        else:  # one by one, as in stock scripts: a compressor may look at shapes
+            sent = [slot if slot.is_contiguous() else _in_memory(slot) for slot in self._slots or [self._whole]]
+            self._under_way = Compressed(wire, sent, self.name, self._compression)
+        return self._under_way
+
+    def summed(self, wire: TorchWire) -> bool:
+        """Return whether the sums are there, as far as that is known."""
+        return self._compression is None and wire.done(self._under_way)
+
+    def collect(self, wire: TorchWire) -> None:
+        """Wait for the sums."""
+        if self._compression is None:
+            wire.result(self._under_way)
+        else:
+            self._under_way.finish()
+        self._under_way = None
+
+    def take_apart(self, factor: float) -> None:
+        """Make each sum, ``factor`` times, the gradient of its parameter."""
+        if factor != 1.0:
+            self._whole[: self._length].mul_(factor)
+        if self._slots:
+            torch._foreach_copy_([_present(p) for p in self.parameters], self._slots)
+        else:
+            self._whole = torch.empty(0)  # the gradient's memory is not kept here
+
+
+class Rows:
+    """A gradient that travels as the rows it touches."""
+
+    def __init__(self, name: str, parameter: torch.Tensor, layouts: Layouts, compression: Any = None) -> None:
+        self.name = name
+        self._parameter = parameter
+        self._layouts = layouts
+        self._compression = compression
+        self._sent: tuple[torch.Tensor, float]
+        self._under_way: Gather
+
+    def fill(self, weight: float | None) -> torch.Tensor:
+        """Take this rank's rows and their weight and return them; none if none arose, or if there is no weight."""
+        gradient = self._parameter.grad
+        if gradient is None or weight is None:
+            rows = self._layouts.nothing(self._parameter)
+        else:
+            rows = self._layouts.rows(self._parameter, gradient)
+        self._sent = rows, weight or 0.0
+        return rows
+
+    def send(self, wire: TorchWire) -> Handle:
+        """Lay the rows of all ranks end to end."""
+        self._under_way = Gather(wire, *self._sent, self.name, self._compression)
+        return self._under_way
+
+    def summed(self, wire: TorchWire) -> bool:
+        """Return False: adding up per row is still to come."""
+        return False
+
+    def collect(self, wire: TorchWire) -> None:
+        """Wait for all rows, and add them up."""
+        self._sum = self._under_way.finish()
+
+    def take_apart(self, factor: float) -> None:
+        """Make their sum, ``factor`` times, the gradient of the parameter."""
+        self._parameter.grad = self._sum if factor == 1.0 else self._sum * factor
+        del self._sum, self._sent
+
+
+def bundles_of(names: dict[torch.Tensor, str], layouts: Layouts, compression: Any) -> list[Bundle | Rows]:
+    """Divide the gradients of these parameters: alike on all ranks, which have the same in the same order."""
+    together: list[list[torch.Tensor]] = []
+    filling: dict[object, tuple[list[torch.Tensor], int]] = {}  # by kind, with the bytes so far
+    rows = [Rows(name, p, layouts, compression) for p, name in names.items() if layouts.known_rows(p)]
+    for parameter in names:
+        if layouts.known_rows(parameter):
+            continue
+        size = parameter.numel() * parameter.element_size()
+        if size >= _ALONE or _typed(parameter):
+            together.append([parameter])
+            continue
+        kind = parameter.dtype, parameter.device
+        members, so_far = filling.get(kind, ([], _MOST))
+        if so_far + size > _MOST:
+            members, so_far = [], 0
+            together.append(members)
+        members.append(parameter)
+        filling[kind] = members, so_far + size
+    return [*rows, *(Bundle(names[members[0]], members, compression) for members in together)]
+
+
+def shares_memory(gradient: torch.Tensor) -> bool:
+    """Return whether the numbers are not the gradient's alone, so that they must not be changed in place.
+
+    A part of a larger tensor, as torch.cat of parameters leaves it, has a version that counts changes of all parts.
+    And of ``x + bias.view(1, -1)`` with a single sample in x, the gradient of the bias is a view of the gradient of the
+    sum, which the user may hold.
+    """
+    storage = gradient.untyped_storage()
+    return storage.nbytes() > gradient.nbytes or _users(storage._cdata) > _OWN_USERS
+
+
+def _grad_type(parameter: torch.Tensor) -> torch.dtype | None:
+    return getattr(parameter, "grad_dtype", parameter.dtype)
+
+
+def _typed(parameter: torch.Tensor) -> bool:
+    """Return whether its gradient may be of another type than itself."""
+    return _grad_type(parameter) != parameter.dtype
+
+
+def _strides(parameter: torch.Tensor) -> tuple[int, ...]:
+    """Return a parameter's strides, without gaps."""
+    return torch.empty_like(parameter, device="meta").stride()
+
+
+def _present(parameter: torch.Tensor) -> torch.Tensor:
+    """Return the gradient as a whole tensor in the parameter's order; zeros if none arose.
+
+    Fused optimizers walk through both in the order of their addresses.
+    """
+    gradient = parameter.grad
+    if gradient is None:
+        gradient = parameter.grad = torch.zeros_like(parameter, dtype=_grad_type(parameter))
+    elif gradient.layout is not torch.strided:
+        gradient = parameter.grad = torch.empty_like(parameter, dtype=gradient.dtype).copy_(gradient.to_dense())
+    elif not (gradient.is_contiguous() if parameter.is_contiguous() else gradient.stride() == _strides(parameter)):
+        gradient = parameter.grad = torch.empty_like(parameter, dtype=gradient.dtype).copy_(gradient.detach())
+    elif gradient.requires_grad:  # of backward(create_graph=True)
+        gradient = parameter.grad = gradient.detach()
+    return gradient
+
+
+def _own(parameter: torch.Tensor) -> torch.Tensor:
+    """Return the gradient as `_present` does, in memory that nothing else uses."""
+    gradient = _present(parameter)
+    if shares_memory(gradient):
+        gradient = parameter.grad = gradient.clone()
+    return gradient
+
+
+def _in_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the numbers of a tensor without gaps, in the order of their addresses, which is all that a wire sums."""
+    tensor = tensor.detach()
+    return tensor.view(-1) if tensor.is_contiguous() else tensor.as_strided((tensor.numel(),), (1,))
