@@ -20,7 +20,6 @@ from hvd_hetero.watchdog import Patience
 from torch_hooks.arguments import LOAD_BALANCE, refuse
 from torch_hooks.beside.accumulation import reduced_later
 from torch_hooks.beside.reducer import Reducer
-from torch_hooks.body import another_batch
 from torch_hooks.session import TorchSession
 from torch_hooks.wires.choice import TorchWire, wire_here
 
@@ -57,10 +56,6 @@ class LoadBalance(Face):
     progress
         Whether rank 0 shows rounds, samples per second, waiting and batches in the last line of its terminal. Without a
         terminal it shows nothing (``docs/telemetry.md``).
-    check_body
-        Whether to look, in the first two rounds of a policy with several micro-batches, at what the loop's body does
-        beside its batch, and a rank without data would not do: collectives, changes of learning rates or parameters. An
-        error if other ranks wait for it in vain, a warning if they may.
     patience
         How long a rank waits for others before it says for which one, and before it ends the job if that cannot go on
         (``hvd_hetero.watchdog.Patience``, ``docs/waiting.md``). None: as ``HVD_HETERO_PATIENCE`` says, or the defaults.
@@ -83,7 +78,6 @@ class LoadBalance(Face):
         telemetry: str | os.PathLike[str] | Telemetry | None = None,
         progress: bool = False,
         patience: Patience | None = None,
-        check_body: bool = True,
         wire: TorchWire | None = None,
         **others: Any,
     ) -> None:
@@ -103,7 +97,7 @@ class LoadBalance(Face):
             policy, wire.rank, wire.size, global_batch, telemetry, progress=progress, sync=sync, allow_nan=allow_nan,
             wire=wire, patience=patience, waits_in=wire.waits_in, gives_up_s=wire.gives_up_s, crew=wire.crew,
         )  # fmt: skip
-        self._session = TorchSession(core, wire, check_body=check_body, reducer=reducer)
+        self._session = TorchSession(core, wire, reducer=reducer)
         self._patience = patience
 
     @property
@@ -183,7 +177,6 @@ class LoadBalance(Face):
         self._session.trains_here()
         self._session.require_reducer()
         self._session.leave_body()
-        another_batch(self._session.body)
         samples = integer("samples", samples, 0, way_out="give the number of samples in this rank's batch, 0 for none")
         plan = self._session.balancer.plan()
         if plan.ends == "first" or plan.local:

@@ -9,8 +9,6 @@ from torch.utils.data import Dataset, IterableDataset
 
 from hvd_hetero.checks import integer
 from hvd_hetero.data.cutter import Cutter
-from hvd_hetero.rounds import MicroBatch
-from torch_hooks.body import Differs
 from torch_hooks.data.contents import require_alike
 from torch_hooks.data.counting import Collate, Counter
 from torch_hooks.data.micro_batches import MicroBatches
@@ -232,7 +230,7 @@ class BalancedLoader:
             )
         self._require_data_on_all()
         while cutter.more:
-            over = yield from self._micro_batches.until(self._stops, self._bodies_differ)
+            over = yield from self._micro_batches.until(self._stops)
             if not over:
                 self._go_on_later()
                 return
@@ -267,22 +265,6 @@ class BalancedLoader:
                 f"epoch {self._cutter.order.epoch} has {remaining} sample(s) left for {workers} ranks, and "
                 f"{who} needs {each} on every rank; give the loader more samples, or launch fewer ranks"
             )
-
-    def _bodies_differ(self, work: MicroBatch) -> Differs | None:
-        """Why the loop's body does not run equally often on all ranks, in this round or later; None: it does."""
-        policy, plan = self._session.policy, work.plan
-        if self._session.beside is not None:
-            return None
-        if plan.ends == "first":
-            return Differs("in each round it runs as often as a rank gets to", now=not work.last)
-        if len(set(plan.micro_batches)) > 1:
-            times = ", ".join(map(str, plan.micro_batches))
-            return Differs(f"in this round it runs {times} times", now=not (work.last and all(plan.micro_batches)))
-        if policy.accumulates:
-            return Differs(f"policy {policy.name!r} may give ranks unequal numbers of micro-batches")
-        if self._count.told:
-            return Differs("collate_fn may leave a rank without samples")
-        return None
 
     def _go_on_later(self) -> None:
         """Let the next iteration begin where this one stops."""

@@ -16,7 +16,6 @@ from hvd_hetero.rounds import MicroBatch
 from hvd_hetero.session import Session
 from torch_hooks.beside.reducer import Reducer
 from torch_hooks.beside.scaled_rounds import Beside
-from torch_hooks.body import Body, Differs, Watched
 from torch_hooks.out_of_memory import Shortage, Undoes
 from torch_hooks.wires.choice import TorchWire
 
@@ -40,7 +39,7 @@ _WAYS_OUT = WaysOut(
 )
 
 
-class RoundOptimizer(Undoes, Watched, Protocol):
+class RoundOptimizer(Undoes, Protocol):
     """What a session asks of an optimizer."""
 
     def begin_micro_batch(self) -> None:
@@ -59,7 +58,7 @@ class RoundOptimizer(Undoes, Watched, Protocol):
 class TorchSession:
     """The rounds of one optimizer of this rank, and of those that it leads."""
 
-    def __init__(self, core: Session, wire: TorchWire, *, check_body: bool, reducer: Reducer = "mean") -> None:
+    def __init__(self, core: Session, wire: TorchWire, *, reducer: Reducer = "mean") -> None:
         self.wire = wire
         self.policy = core.policy
         self.goes_by_time = core.goes_by_time
@@ -70,8 +69,6 @@ class TorchSession:
         self.note_recovery = core.note_recovery
         self.prefix = core.prefix
         self.mixing = core.mixing
-        self.body = Body(wire, wanted=check_body and wire.size > 1)
-        """Of the loop: what it does beside its batch."""
         self.shortage = Shortage(self.balancer, self.meter)
         self.optimizer: RoundOptimizer | None = None
         self.beside: Beside | None = None
@@ -118,7 +115,6 @@ class TorchSession:
 
     def lead(self, other: TorchSession) -> None:
         """Have the other one take part in each round of this one, after those that do so already."""
-        other.body = self.body
         other.earlier = (self.balancer, *(former.balancer for former in self._others))
         other._leader = weakref.ref(self)
         self._others.append(other)
@@ -173,10 +169,6 @@ class TorchSession:
         """End the iteration, on all ranks."""
         if self.beside is not None:
             self.beside.settle()
-
-    def enter_body(self, differs: Differs) -> None:
-        """Begin to watch the loop's body; ``differs``: why it does not run equally often on all ranks."""
-        self.body.enter(self.balancer.rounds, self.optimizers, differs)
 
     def idle_round(self) -> None:
         """End a round without data, in which the loop's body does not run."""

@@ -74,7 +74,6 @@ class Updates:
         self._wire = session.wire
         self._prefix = session.prefix
         self._earlier = session.earlier
-        self._body = session.body
         self._synchronised = False
         self._declined = False
         self._skip = False
@@ -99,24 +98,9 @@ class Updates:
         session.optimizer = self
 
     @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """Parameters and hyper-parameters."""
-        return self._inner.param_groups
-
-    @property
     def synchronised(self) -> bool:
         """Whether the gradients are the sums of all ranks, and the step has not followed yet."""
         return self._synchronised
-
-    @property
-    def common(self) -> bool:
-        """Whether all ranks hold the same parameters after each round."""
-        return self._synchroniser.keeps_ranks_alike
-
-    @property
-    def scaled(self) -> bool:
-        """Whether a gradient scaler changes its gradients, on every rank."""
-        return self.scaler is not None
 
     @property
     def between_updates(self) -> bool:
@@ -188,8 +172,6 @@ class Updates:
             self._synchroniser.thawed = False
             self._gathered.listen(self._names)
         self._synchronised = True
-        if self._body.watching:
-            self._body.note()
         return True
 
     @contextmanager
@@ -218,11 +200,7 @@ class Updates:
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if self._body.watching:
-            self._body.step_begins()
         self._step()
-        if self._body.watching:
-            self._body.step_ends()
         return loss
 
     def zero_grad(self, set_to_none: bool) -> None:

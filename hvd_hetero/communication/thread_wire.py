@@ -54,8 +54,6 @@ class Crew:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.tell: Callable[[], None] = lambda: None
-        """Called in the thread of a rank that comes to a meeting."""
         self._changed = threading.Condition()
         self._meetings: dict[str, Meeting] = {}
         self._gone: dict[int, str] = {}
@@ -78,7 +76,6 @@ class Crew:
             if len(meeting.brought) == self.size:
                 del self._meetings[name]
                 self._conclude(meeting, combine)
-        self.tell()
         return meeting
 
     def _conclude(self, meeting: Meeting, combine: Combine) -> None:
@@ -165,10 +162,6 @@ class ThreadWire:
     ) -> Any:
         """Return the result, once all ranks have come: a thread that waits needs no processor."""
         return self.result(handle)
-
-    def listen(self, tell: Callable[[], None]) -> None:
-        """Call ``tell`` from now on whenever a rank starts a call."""
-        self.crew.tell = tell
 
     def line(self) -> Self:
         """Return this wire, whose calls are paired by name."""

@@ -117,9 +117,6 @@ class TensorWire(Wire, Protocol[Tensor]):
         returns whether the end is near.
         """
 
-    def listen(self, tell: Callable[[], None]) -> None:
-        """Call ``tell`` from now on whenever this process starts a call, also one of the user's own."""
-
     def line(self) -> TensorWire[Tensor]:
         """Return a wire of the same ranks whose calls have no order relative to this one's; a collective call.
 

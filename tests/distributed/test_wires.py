@@ -83,13 +83,6 @@ def test_lines_are_used_again_once_no_rank_holds_them(ranks, wire):
         assert all(after - before <= 2 for before, after, _ in found)
 
 
-def test_a_collective_of_the_users_own_in_the_body_is_heard(ranks, wire):
-    for messages in everywhere(ranks, "collectives_of_the_body"):
-        (message,) = messages
-        name = {"torch": "hvd.allreduce()", "torch.distributed": "dist.all_reduce()"}[wire]
-        assert f"round 0: {name} at wire_calls.py:" in message
-
-
 @pytest.mark.parametrize("wire", ["torch.distributed"], indirect=True)
 def test_ranks_of_a_group_train_without_the_others(ranks):
     """With inputs of 0 and 2, the mean gradient is 1 in each of two rounds."""

@@ -13,7 +13,6 @@ from torch.utils.data import DataLoader, Dataset
 from hvd_hetero.data.cutter import Cutter
 from hvd_hetero.data.parts import Parts
 from hvd_hetero.rounds import MicroBatch
-from torch_hooks.body import Differs
 from torch_hooks.data.counting import Collate, Counter
 from torch_hooks.session import TorchSession
 
@@ -49,13 +48,8 @@ class MicroBatches:
             dataset, batch_sampler=_SampleLists(self._sample_lists), collate_fn=collate, **options
         )
 
-    def until(
-        self, stops: Callable[[], bool], differs: Callable[[MicroBatch], Differs | None]
-    ) -> Generator[Any, None, bool]:
-        """Yield batches until the cutter has no more, and return True; or until it stops, between two rounds.
-
-        ``differs``: why the loop's body does not run equally often on all ranks, in this round or later.
-        """
+    def until(self, stops: Callable[[], bool]) -> Generator[Any, None, bool]:
+        """Yield batches until the cutter has no more, and return True; or until it stops, between two rounds."""
         session = self._session
         self._pending.clear()
         batches = iter(self._loader)
@@ -91,14 +85,10 @@ class MicroBatches:
                 continue
             session.begin(work, time.perf_counter() - asked_at)
             if work.samples:
-                if session.body.is_new(session.balancer.rounds) and (why := differs(work)):
-                    session.enter_body(why)
                 try:
                     yield batch
-                    session.body.leave()
                     self._note_closed(session.leave_body())
                 except GeneratorExit:
-                    session.body.close()
                     session.shortage.left()
                     self._note_closed(session.break_off())
                     self.note_finished()

@@ -10,7 +10,6 @@ from typing import Any, Self
 import horovod.torch as hvd
 import torch
 from horovod.common.exceptions import HorovodInternalError
-from horovod.torch import mpi_ops
 
 from hvd_hetero.communication.objects import all_objects, object_of
 from hvd_hetero.watchdog.patience import horovod_gives_up_s
@@ -111,26 +110,9 @@ class HorovodWire:
         """Return this wire, whose calls are paired by name."""
         return self
 
-    def listen(self, tell: Callable[[], None]) -> None:
-        """Call ``tell`` from now on whenever this process starts a collective, also one of the user's own."""
-        # All of Horovod's functions for PyTorch come through here, and hvd.init() makes a plain one.
-        if not isinstance(mpi_ops._handle_map, _UnderWay):
-            mpi_ops._handle_map = _UnderWay(mpi_ops._handle_map)
-        mpi_ops._handle_map.tell = tell
-
 
 def _laid_end_to_end(name: str, mine: memoryview) -> memoryview:
     nothing = torch.empty(0, dtype=torch.uint8, device="cpu")
     with torch.inference_mode(False):  # Horovod makes room in the result from another thread
         sent = torch.frombuffer(mine, dtype=torch.uint8) if mine else nothing
         return memoryview(hvd.allgather(sent, name=name).numpy())
-
-
-class _UnderWay(dict[int, Any]):
-    """Horovod's record of the collectives under way, which calls ``tell`` for each that begins."""
-
-    tell: Callable[[], None]
-
-    def __setitem__(self, handle: int, tensors: Any) -> None:
-        super().__setitem__(handle, tensors)
-        self.tell()

@@ -40,7 +40,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from hvd_hetero.errors import PeerLostError, RoundStateError
-from torch_hooks.wires.process_groups import listen, tell, timeout_of, with_cpu
+from torch_hooks.wires.process_groups import timeout_of, with_cpu
 from torch_hooks.wires.uneven_rows import Rows
 
 __all__ = ["ProcessGroupWire", "wire_of_world"]
@@ -132,7 +132,6 @@ class _Line:
 
     def broadcast_object(self, obj: Any, root_rank: int, name: str) -> Any:
         """Return rank ``root_rank``'s object, on every rank."""
-        tell()
         objects = [obj]
         root = dist.get_global_rank(self._group, root_rank)
         with _peers_may_be_lost(name):
@@ -141,7 +140,6 @@ class _Line:
 
     def allgather_object(self, obj: Any, name: str) -> Sequence[Any]:
         """Return every rank's object, in order of rank."""
-        tell()
         objects: list[Any] = [None] * self.size
         with _peers_may_be_lost(name):
             dist.all_gather_object(objects, obj, group=self._group)
@@ -219,19 +217,11 @@ class _Line:
         """Return the result. Gloo's own threads move the data and wake this one, so nothing need be expected."""
         return self.result(handle)
 
-    def listen(self, tell: Callable[[], None]) -> None:
-        """Call ``tell`` from now on whenever this process starts a collective, also one of the user's own.
-
-        Not heard: what is started in C++, as by DDP, and by methods of a ``ProcessGroup``.
-        """
-        listen(tell)
-
     def line(self) -> _Line:
         """Return a line beside this one."""
         return self._wire.line()
 
     def _start(self, call: Call, begin: Callable[[], list[Any]]) -> Call:
-        tell()
         with _peers_may_be_lost(call.name):
             call.works = begin()
         self._track.started += 1

@@ -87,7 +87,7 @@ def trained(name: str, *, unlike: bool) -> dict[str, Any]:
         torch.manual_seed(0)
         make, kind, clips = MODELS[name]
         model = make()
-        balance = LoadBalance("bsp", global_batch=16 * hvd.size(), check_body=False)
+        balance = LoadBalance("bsp", global_batch=16 * hvd.size())
         optimizer = DistributedOptimizer(kind(model.parameters()), balance, model.named_parameters())
         if clips:
             clipped(optimizer)

@@ -35,7 +35,7 @@ def linear() -> torch.nn.Module:
 class Job:
     def __init__(self, policy: str | Policy = "bsp", *, model: torch.nn.Module | None = None, **options: Any) -> None:
         self.model = model or linear()
-        self.balance = LoadBalance(policy, global_batch=12, check_body=options.pop("check_body", True))
+        self.balance = LoadBalance(policy, global_batch=12)
         self.loader = BalancedLoader(options.pop("data", TensorDataset(X, Y)), self.balance, **options)
         self.optimizer = DistributedOptimizer(
             torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9), self.balance, self.model.named_parameters()
@@ -68,7 +68,7 @@ def step_hooks_run_on_ranks_without_data() -> dict:
 
 
 def a_schedule_in_the_body_is_found_out() -> dict:
-    job = Job(StaticAllocation([1, 0]), check_body=False)
+    job = Job(StaticAllocation([1, 0]))
     schedule = torch.optim.lr_scheduler.ExponentialLR(job.optimizer, gamma=0.9)
     idle = refusal(lambda: job.epochs(4, schedule.step))
     job = Job(StaticAllocation([1, 3]), stop_at=2)
@@ -89,7 +89,7 @@ def a_schedule_in_the_body_works_when_asked_whether_the_round_is_complete() -> d
 
 
 def clipping_in_the_body_is_found_out() -> dict:
-    job = Job(StaticAllocation([1, 0]), check_body=False)
+    job = Job(StaticAllocation([1, 0]))
 
     def epochs() -> None:
         for _ in range(6):

@@ -25,7 +25,7 @@ X = torch.randn(SAMPLES, 4, generator=GENERATOR)
 
 def job(policy=None, **options):
     model = torch.nn.Linear(4, 1)
-    balance = LoadBalance(policy or BSP(), global_batch=4, patience=PATIENCE, check_body=False)
+    balance = LoadBalance(policy or BSP(), global_batch=4, patience=PATIENCE)
     loader = BalancedLoader(TensorDataset(X, X.sum(1, keepdim=True)), balance, **options)
     optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), balance, model.named_parameters())
     return model, balance, loader, optimizer

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import gc
-import logging
 import weakref
-from functools import partial
 from typing import Any
 
 import torch
 from pool import serve
 from ranks import DEVICE, OVER_TORCH, hvd
-from torch.utils.data import TensorDataset
 
-from hvd_hetero.policies import BSP
-from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance, average_by_samples
+from torch_hooks import DistributedOptimizer, LoadBalance, average_by_samples
 from torch_hooks.wires.choice import wire_here
 from torch_hooks.wires.torch_distributed import ProcessGroupWire
 
@@ -161,38 +157,9 @@ def parameters_in_bfloat16() -> list[Any]:
     return [before, gradients]
 
 
-class Heard(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__()
-        self.messages: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.messages.append(record.getMessage())
-
-
-def collectives_of_the_body() -> list[str]:
-    """The user's own, by a function that the program has imported by name; ranks have equally many micro-batches."""
-    heard, log = Heard(), logging.getLogger("torch_hooks.body")
-    log.addHandler(heard)
-    model = torch.nn.Linear(1, 1)
-    balance = LoadBalance(BSP(max_micro_batch=1), global_batch=2 * hvd.size())
-    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), balance)
-    for (x,) in BalancedLoader(TensorDataset(torch.ones(4 * hvd.size(), 1)), balance):
-        loss = model(x).sum()
-        loss.backward()
-        of_all_ranks(loss.detach().clone())
-        optimizer.step()
-    log.removeHandler(heard)
-    return heard.messages
-
-
-if OVER_TORCH:
-    from torch.distributed import all_reduce as of_all_ranks
-else:
-    of_all_ranks = partial(hvd.allreduce, name="of the body")
 CASES = [
     kind, sums, several_sums, gathers, gathers_of_all_types, exchanges, broadcasts, objects, lines,
-    lines_are_used_again, collectives_of_the_body, a_group_of_some, parameters_in_bfloat16,
+    lines_are_used_again, a_group_of_some, parameters_in_bfloat16,
 ]  # fmt: skip
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import logging
 
 import pytest
 
@@ -340,23 +339,6 @@ def test_ranks_that_differ_are_stopped_on_every_rank():
     with pytest.raises(ThreadRankError, match=r"round 0: ranks \[1\] have other hyper-parameters"):
         run_on_threads(case, ranks=2)
     assert sorted(stopped) == [0, 1]
-
-
-def test_a_collective_in_the_body_is_said_by_the_rank_that_calls_it(caplog):
-    def case(rank):
-        balance = LoadBalance(BSP(max_micro_batch=2), global_batch=BATCH)
-        model = dense()
-        optimizer = DistributedOptimizer(sgd(model), balance, model.named_parameters())
-        for x, y in BalancedLoader(TensorDataset(X[:16], Y[:16]), balance):
-            loss(model, x, y).backward()
-            optimizer.step()
-            average_by_samples(1.0, 1)
-
-    with caplog.at_level(logging.WARNING):
-        run_on_threads(case, ranks=2)
-    messages = [record.message for record in caplog.records if record.name == "torch_hooks.body"]
-    assert len(messages) == 2
-    assert all("torch_hooks.average_by_samples() at test_torch_on_threads.py:" in message for message in messages)
 
 
 def test_a_wire_can_be_given():
