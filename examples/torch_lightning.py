@@ -3,8 +3,7 @@
     torchrun --nproc-per-node 2 examples/torch_lightning.py
 
 It needs pytorch-lightning and scikit-learn. The Trainer wraps the module with DDP, clips and steps. It gets a loader of
-ours, to which it must add no sampler, and the scaled loss. ``--slow RANK`` slows one rank down, to see the batches
-follow.
+ours, and a callback that weighs the gradient. ``--slow RANK`` slows one rank down, to see the batches follow.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from torch.nn import functional
 from torch.utils.data import Subset, TensorDataset
 
 from torch_hooks import BalancedLoader, LoadBalance, average_by_samples
+from torch_hooks.lightning import ScaleLoss
 
 
 class Digits(pytorch_lightning.LightningModule):
@@ -37,7 +37,7 @@ class Digits(pytorch_lightning.LightningModule):
         images, labels = batch
         if torch.distributed.get_rank() == self.slow:
             time.sleep(2e-4 * len(images))
-        return self.balance.scale(functional.cross_entropy(self.net(images), labels))
+        return functional.cross_entropy(self.net(images), labels)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.Adam(self.parameters(), lr=3e-3)
@@ -73,7 +73,7 @@ def main() -> None:
     balance = LoadBalance("lb-bsp", global_batch=128)
     trainer = pytorch_lightning.Trainer(
         accelerator="gpu" if gpu else "cpu", strategy="ddp", devices=torch.distributed.get_world_size(),
-        use_distributed_sampler=False, gradient_clip_val=5.0, max_epochs=options.epochs,
+        gradient_clip_val=5.0, max_epochs=options.epochs, callbacks=[ScaleLoss(balance)],
         enable_progress_bar=False, logger=False, enable_checkpointing=False,
     )  # fmt: skip
     trainer.fit(Digits(balance, test, options.slow), BalancedLoader(training, balance, shuffle=True, seed=0))

@@ -5,9 +5,8 @@
 It needs transformers, accelerate and scikit-learn, and downloads nothing: a small BERT reads the 1,797 digits of
 scikit-learn as text, a "word" of each bright pixel (its place and its brightness). So digits have 16 to 36 words, and
 are padded in each batch by the data collator. With a checkpoint of yours, ``from_pretrained`` takes the place of the
-configuration. The Trainer wraps the model with DDP, clips, steps and schedules, as always. ``Balanced`` gives it a
-loader of ours, and scales the loss, also that in its logs. ``--slow RANK`` slows one rank down, to see the batches
-follow.
+configuration. The Trainer wraps the model with DDP, clips, steps and schedules, as always. ``--slow RANK`` slows one
+rank down, to see the batches follow. ``--accumulate K`` does each batch in K parts.
 """
 
 from __future__ import annotations
@@ -20,30 +19,12 @@ from typing import Any
 import torch
 from sklearn.datasets import load_digits
 from torch.nn.utils.rnn import pad_sequence
-from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainerCallback, TrainingArguments
+from transformers import BertConfig, BertForSequenceClassification, TrainerCallback, TrainingArguments
 
-from torch_hooks import BalancedLoader, LoadBalance, average_by_samples
+from torch_hooks import LoadBalance, average_by_samples
+from torch_hooks.trainer import BalancedTrainer
 
 Sample = tuple[torch.Tensor, int]
-
-
-class Balanced(Trainer):
-    """A Trainer whose ranks do what each can finish in time. ``gradient_accumulation_steps`` stays 1."""
-
-    def __init__(self, balance: LoadBalance, **options: Any) -> None:
-        super().__init__(**options)
-        self.balance = balance
-
-    def get_train_dataloader(self) -> Any:
-        return BalancedLoader(
-            self.train_dataset, self.balance, shuffle=True, seed=self.args.seed, collate_fn=self.data_collator
-        )
-
-    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
-        loss, outputs = super().compute_loss(model, inputs, return_outputs=True)
-        if model.training:  # else it evaluates
-            loss = self.balance.scale(loss)
-        return (loss, outputs) if return_outputs else loss
 
 
 class Slow(BertForSequenceClassification):
@@ -95,6 +76,7 @@ def padded(samples: list[Sample]) -> dict[str, torch.Tensor]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=6)
+    parser.add_argument("--accumulate", type=int, default=1, help="micro-batches of a round")
     parser.add_argument("--slow", type=int, help="a rank that takes 1 ms more per sample")
     options = parser.parse_args()
 
@@ -102,7 +84,7 @@ def main() -> None:
         arguments = TrainingArguments(
             directory, num_train_epochs=options.epochs, learning_rate=1e-3, warmup_steps=10, max_grad_norm=1.0,
             use_cpu=not torch.cuda.is_available(), save_strategy="no", report_to=[], disable_tqdm=True,
-            logging_strategy="no",
+            logging_strategy="no", remove_unused_columns=False, gradient_accumulation_steps=options.accumulate,
         )  # fmt: skip
         torch.set_num_threads(1)
         torch.manual_seed(0)
@@ -114,13 +96,13 @@ def main() -> None:
         )  # fmt: skip
         model = Slow(config)
         model.seconds = 1e-3 if arguments.process_index == options.slow else 0.0
-        balance = LoadBalance("lb-bsp", global_batch=32)
-        trainer = Balanced(
-            balance, model=model, args=arguments, train_dataset=samples[:1500], data_collator=padded,
-            callbacks=[Told(balance, samples[1500:])],
+        trainer = BalancedTrainer(
+            model=model, args=arguments, train_dataset=samples[:1500], data_collator=padded,
+            balance=LoadBalance("lb-bsp", global_batch=32),  # which is the default policy
         )  # fmt: skip
+        trainer.add_callback(Told(trainer.balance, samples[1500:]))
         trainer.train()
-    balance.close()
+        trainer.balance.close()
     torch.distributed.destroy_process_group()
 
 

@@ -20,7 +20,8 @@ from hvd_hetero.watchdog import Patience
 from torch_hooks.arguments import LOAD_BALANCE, refuse
 from torch_hooks.beside.accumulation import reduced_later
 from torch_hooks.beside.reducer import Reducer
-from torch_hooks.session import TorchSession
+from torch_hooks.beside.scaled_rounds import Beside
+from torch_hooks.session import TorchSession, nothing
 from torch_hooks.wires.choice import TorchWire, wire_here
 
 __all__ = ["LoadBalance"]
@@ -108,7 +109,7 @@ class LoadBalance(Face):
         """
         return not self._session.balancer.between_updates
 
-    def scale(self, loss: torch.Tensor) -> torch.Tensor:
+    def scale(self, loss: torch.Tensor, *, weight: float | None = None) -> torch.Tensor:
         """Return the loss of this batch, weighted so that a reducer of your own makes the exact gradient of the round.
 
             model = DistributedDataParallel(model)           # or fully_shard(model), or hvd.DistributedOptimizer
@@ -122,7 +123,13 @@ class LoadBalance(Face):
         loss, but before a gradient scaler's ``scale``. For policies whose ranks do equally many micro-batches: "bsp",
         "lb-bsp" and ``StaticAllocation``. It also notes when this rank has done its work, so call ``backward()`` of
         what it returns. Wrap the model before the loop.
+
+        ``weight`` is a factor in the place of n·b/B. Give 1 for a loss that is normalised over all ranks already, such
+        as the sum over this batch divided by the mean number of tokens per rank. It is then only timed.
         """
+        return self._rounds_beside().scale(loss, weight)
+
+    def _rounds_beside(self) -> Beside:
         beside = self._session.beside
         if beside is None:
             if self._session.optimizer is not None:
@@ -131,7 +138,7 @@ class LoadBalance(Face):
                     "them out"
                 )
             raise RoundStateError("scale() came without a batch; call it in the loop over the BalancedLoader")
-        return beside.scale(loss)
+        return beside
 
     def accumulate(self, model: torch.nn.Module) -> AbstractContextManager[None]:
         """Around forward and backward: reduce gradients in the last micro-batch of a round alone.
@@ -177,6 +184,7 @@ class LoadBalance(Face):
         self._session.trains_here()
         self._session.require_reducer()
         self._session.leave_body()
+        self._session.closed = nothing
         samples = integer("samples", samples, 0, way_out="give the number of samples in this rank's batch, 0 for none")
         plan = self._session.balancer.plan()
         if plan.ends == "first" or plan.local:
@@ -216,8 +224,17 @@ class LoadBalance(Face):
         return self._session.shortage.survived(self._session.optimizers)
 
     def state_dict(self) -> dict[str, Any]:
-        """Plans, policy and every rank's predictor, as plain data; a collective call, alike on all ranks."""
+        """Plans, policy and every rank's predictor, as plain data; a collective call, alike on all ranks.
+
+        Between two rounds. Beside a reducer of your own, also in the loop's body, after the step.
+        """
         session = self._session
+        session.break_off()
+        if session.balancer.in_round:
+            raise RoundStateError(
+                "state_dict() came in the middle of a round: a batch was drawn and not trained on. Call it between two "
+                "iterations over the loader, and end them by stop_at of the loader, or by a break after step()"
+            )
         mine = session.balancer.state_dict()
         paces = session.wire.allgather_object(mine.pop("pace"), name=f"{session.prefix}.paces")
         return {**mine, "paces": paces}

@@ -37,8 +37,9 @@ class BalancedLoader:
     with several micro-batches, takes part from inside the iteration: the loop's body is not run for it. Nor is it for a
     micro-batch in which ``collate_fn`` has left nothing; where that is the last one, the round ends there.
 
-    ``len()`` is the number of rounds of an epoch with ``global_batch`` samples each, the same on every rank. Under
-    policies whose rounds differ in size, non-blocking and elastic ones, an epoch may take more rounds or fewer.
+    ``len()`` is the number of rounds of an epoch with ``global_batch`` samples each, the same on every rank, times
+    ``micro_batches``: what the loop counts. Under policies whose rounds differ in size, non-blocking and elastic ones,
+    an epoch may take more rounds or fewer, and ``max_micro_batch`` may cut them into more micro-batches.
 
     Parameters
     ----------
@@ -152,6 +153,8 @@ class BalancedLoader:
         self.dataset = dataset
         """The dataset, as given."""
         self._cutter = Cutter(order, session.balancer, least)
+        if self._asks_in_step:
+            self._cutter.keep_in_step(self._in_step)  # it decides how many rounds there are
         self._compares = check_data and not self._streams
         self._rounds_per_epoch = rounds_per_epoch
         self._count = Counter(samples_of, own_collate=collate_fn is not None)
@@ -166,11 +169,11 @@ class BalancedLoader:
 
     def __len__(self) -> int:
         if self._rounds_per_epoch is not None:
-            return self._rounds_per_epoch
+            return self._rounds_per_epoch * self._in_step
         size = self._cutter.order.size  # of this epoch: samplers may draw more in one than in another
         if size is None:
             raise TypeError("the length of this loader is not known, for its stream has no __len__")
-        return self._cutter.rounds_of(size)
+        return self._cutter.rounds_of(size) * self._in_step
 
     @property
     def epoch(self) -> int:
@@ -201,6 +204,18 @@ class BalancedLoader:
         """
         state = self._session.wire.broadcast_object(state, root_rank=0, name=f"{self._session.prefix}.loader")
         self._cutter.load_state_dict(state)
+
+    def skip(self, rounds: int) -> None:
+        """Have the next iteration leave out the first rounds of its epoch, which an earlier job has done.
+
+        Beside a reducer of your own, where all rounds hold ``global_batch`` samples: nothing need be saved but their
+        number. Call it on all ranks alike, after ``set_epoch`` and after the model is wrapped.
+        """
+        self._session.require_reducer()
+        if self._session.beside is None:
+            raise ValueError("skip() is for a reducer of your own; load the loader's state_dict() instead")
+        self._fit_reducer()
+        self._cutter.skip(rounds)
 
     def __iter__(self) -> Iterator[Any]:
         self._micro_batches.iterating = True

@@ -7,6 +7,7 @@ Each optimizer of a training loop has a session. The first one's is the loader's
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Protocol
 
 from hvd_hetero.balancer import Balancer
@@ -19,7 +20,7 @@ from torch_hooks.beside.scaled_rounds import Beside
 from torch_hooks.out_of_memory import Shortage, Undoes
 from torch_hooks.wires.choice import TorchWire
 
-__all__ = ["RoundOptimizer", "TorchSession"]
+__all__ = ["RoundOptimizer", "TorchSession", "nothing"]
 
 _WAYS_OUT = WaysOut(
     fingerprint="Give all ranks the same policy, global_batch, dataset (of their own: stream='shard'), seed, "
@@ -73,6 +74,8 @@ class TorchSession:
         self.optimizer: RoundOptimizer | None = None
         self.beside: Beside | None = None
         """The rounds, if gradients are reduced by what the user has: no optimizer is ours."""
+        self.closed: Callable[[], None] = nothing
+        """What notes that a round beside a reducer is closed: the reader of its batch."""
         self._reducer = reducer
         self.earlier: tuple[Balancer, ...] = ()
         """Of the optimizers that step before this one in the same loop."""
@@ -157,13 +160,15 @@ class TorchSession:
         )  # fmt: skip
         self.waits_in_layers = self.wire.size > 1
 
-    def leave_body(self) -> bool:
-        """Return whether a round beside a reducer ends, now that the loop's body is done with its batch."""
-        return self.beside is not None and self.beside.leave()
+    def leave_body(self) -> None:
+        """Close the round beside a reducer, if the loop's body is done with its last batch."""
+        if self.beside is not None and self.beside.leave():
+            self.closed()
 
-    def break_off(self) -> bool:
-        """Return whether leaving the loop in its body ends a round beside a reducer."""
-        return self.beside is not None and self.beside.break_off()
+    def break_off(self) -> None:
+        """Close the round beside a reducer if its last batch was used, wherever the loop was left."""
+        if self.beside is not None and self.beside.break_off():
+            self.closed()
 
     def settle(self) -> None:
         """End the iteration, on all ranks."""
@@ -188,3 +193,7 @@ class TorchSession:
             each._core.close()
         if self.beside is not None:
             self.beside.close()
+
+
+def nothing() -> None:
+    """Note nothing: batches of the user's own making."""

@@ -76,7 +76,10 @@ class SyncBatchNorm(_BatchNorm):
         session = balance._session
         session.require_first("SyncBatchNorm")
         policy, plan = session.policy, session.balancer.plan()
-        if policy.name in _UNEVEN or len(set(plan.micro_batches)) > 1 or not all(plan.micro_batches):
+        unequal = len(set(plan.micro_batches)) > 1
+        if unequal and policy.shares_alone and session.optimizer is None:
+            unequal = False  # beside a reducer of the user's, ranks do equally many; else the first batch is refused
+        if policy.name in _UNEVEN or unequal or not all(plan.micro_batches):
             raise ValueError(f"policy {policy.name!r} does not go with SyncBatchNorm: {_WAY_OUT}")
         session.waits_in_layers = session.wire.size > 1
         self._session = session

@@ -101,6 +101,14 @@ class Cutter:
         """Have the next ``begin`` go on here, if anything is left of the epoch."""
         self._goes_on = self.more
 
+    def skip(self, rounds: int) -> None:
+        """Have the next ``begin`` leave out the first rounds of the epoch, which were done as planned."""
+        self.begin()
+        for _ in range(rounds):
+            self.cut()
+            self.finish_as_planned()
+        self.stop()
+
     def cut(self) -> Cut:
         """Cut the next round by its plan."""
         number = self._plans.rounds + self.ahead

@@ -61,8 +61,9 @@ _WAYS_OUT = WaysOut(
 )
 _NOT_SCALED = (
     "the loss of the last batch was not scaled, so ranks with unequal batches would count alike. Write "
-    "balance.scale(loss).backward() beside DistributedDataParallel, fully_shard or hvd.DistributedOptimizer; or wrap "
-    "the optimizer before the loop: optimizer = DistributedOptimizer(optimizer, balance, model.named_parameters())"
+    "balance.scale(loss).backward() for every batch beside DistributedDataParallel, fully_shard or "
+    "hvd.DistributedOptimizer, with 0 * loss for one to skip. Or wrap the optimizer before the loop: optimizer = "
+    "DistributedOptimizer(optimizer, balance, model.named_parameters())"
 )
 _NOT_BACKWARD = (
     "the scaled loss of the last batch was not used, so other ranks would wait for its gradient; call "
@@ -72,9 +73,19 @@ _IN_BETWEEN = (
     "came in the middle of a round of several micro-batches; write: if balance.round_complete: optimizer.step(); "
     "optimizer.zero_grad()"
 )
-
+_TWICE = "scale() came twice for one batch, which would count twice; "
+_ADDED = "add the losses, of several models too, and scale their sum"
+_IN_TURN = (
+    "models that step in turn need DistributedOptimizer, with balance.also() for the second. Optimizers that need two "
+    "backward passes of a batch (SAM) do not go with unequal batches"
+)
+_CLOSURE = (
+    "the closure of step() has run again. Use an optimizer that calls it once: LBFGS decides by the loss of this rank "
+    "alone how often it does"
+)
 
 _LOOKED_AT = 2**13  # numbers of a gradient
+_HALF = (torch.float16, torch.bfloat16)
 
 
 class _Stage(enum.Enum):
@@ -113,6 +124,8 @@ class Beside:
         self._optimizers: list[torch.optim.Optimizer] = []
         self._norm: ParameterNorm | None = None
         self._depth = 0  # of step(): Horovod's optimizer steps around the one inside
+        self._stepped = False
+        """True: an optimizer has stepped with this batch's gradient."""
         self._update_began_at = math.nan
         self._let_go = weakref.finalize(self, _remove, hooks)
         self._let_go.atexit = False
@@ -129,7 +142,7 @@ class Beside:
     def begin(self, work: MicroBatch, input_s: float) -> None:
         """Begin a batch, which is drawn."""
         _here.beside = weakref.ref(self)
-        self._stage, self._depth = _Stage.DRAWN, 0
+        self._stage, self._depth, self._stepped = _Stage.DRAWN, 0, False
         self._balancer.begin(work, input_s)
 
     def leave(self) -> bool:
@@ -169,8 +182,28 @@ class Beside:
 
     # What the body of the loop asks.
 
-    def scale(self, loss: torch.Tensor) -> torch.Tensor:
-        """Return the loss times its share of the round."""
+    def scale(self, loss: torch.Tensor, weight: float | None = None) -> torch.Tensor:
+        """Return the loss times its share of the round, or times ``weight``."""
+        share = self._share_of(loss)
+        # In half precision, the weights of all ranks would not sum to what they should.
+        scaled = (loss.float() if loss.dtype in _HALF else loss) * (share if weight is None else weight)
+        scaled.register_hook(self._backward_begins)  # type: ignore[no-untyped-call]
+        return scaled
+
+    def weigh(self, loss: torch.Tensor, factor: float) -> None:
+        """Have the gradient of this very loss count by its share of the round, times ``factor``."""
+        if loss.dtype in _HALF:
+            raise ValueError(f"loss must have 32 bits, since shares do not sum to 1 in {loss.dtype}; give loss.float()")
+        weight = factor * self._share_of(loss)
+
+        def begins(gradient: torch.Tensor) -> torch.Tensor:
+            self._backward_begins(gradient)
+            return gradient * weight
+
+        loss.register_hook(begins)  # type: ignore[no-untyped-call]
+
+    def _share_of(self, loss: torch.Tensor) -> float:
+        """Return the weight of this batch's loss, which is about to be propagated."""
         if not isinstance(loss, torch.Tensor):
             raise TypeError(f"loss must be a tensor, got {type(loss).__name__}; give what the loss function returns")
         if loss.numel() != 1:
@@ -186,10 +219,7 @@ class Beside:
         if not self._balancer.computing:
             raise RoundStateError("scale() came without a batch; call it in the loop over the BalancedLoader")
         if self._stage is not _Stage.DRAWN:
-            raise RoundStateError(
-                "scale() came twice for one batch, which would count twice; add the losses, of several models too, and "
-                "scale their sum"
-            )
+            raise RoundStateError(_TWICE + (_CLOSURE if self._depth else _IN_TURN if self._stepped else _ADDED))
         if self._gathered is not None and not _has_gradient(self._gathered):
             raise RoundStateError(f"zero_grad() {_IN_BETWEEN}")
         work = self._balancer.work
@@ -200,10 +230,7 @@ class Beside:
         if loss.device.type == "cpu":
             self._broken |= not math.isfinite(loss.item())
         self._stage = _Stage.SCALED
-        # In half precision, the weights of all ranks would not sum to what they should.
-        scaled = (loss.float() if loss.dtype in (torch.float16, torch.bfloat16) else loss) * weight
-        scaled.register_hook(self._backward_begins)  # type: ignore[no-untyped-call]
-        return scaled
+        return weight
 
     # What autograd calls.
 
@@ -254,6 +281,7 @@ class Beside:
             self._depth -= 1
             if self._depth == 0 and self._stage is _Stage.DONE:  # else it does not use this batch's gradient
                 self._require_complete()
+                self._stepped = True
                 self._know(optimizer)
 
     def _require_complete(self) -> None:

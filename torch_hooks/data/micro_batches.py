@@ -37,6 +37,10 @@ class MicroBatches:
         """A function to call on every rank before a round begins, when the loop is done with the round before."""
         self.iterating = False
         """True: an iteration is under way."""
+        self.reads_rounds = False
+        """True: all micro-batches of a round are read before its first one begins."""
+        self.round: list[Any] = []
+        """Those batches."""
         self.cutter = cutter
         self._session = session
         self._dataset = dataset
@@ -52,7 +56,7 @@ class MicroBatches:
         """Yield batches until the cutter has no more, and return True; or until it stops, between two rounds."""
         session = self._session
         self._pending.clear()
-        batches = iter(self._loader)
+        batches = self._by_rounds(iter(self._loader)) if self.reads_rounds else iter(self._loader)
         self._due = session.balancer.rounds
         skipped_s = 0.0
         while not stops():
@@ -83,14 +87,15 @@ class MicroBatches:
                 yield from self._in_parts(Parts(work, indices, limit, cramped=False), asked_at)
                 self.note_finished()
                 continue
+            session.closed = self._note_closed
             session.begin(work, time.perf_counter() - asked_at)
             if work.samples:
                 try:
                     yield batch
-                    self._note_closed(session.leave_body())
+                    session.leave_body()
                 except GeneratorExit:
                     session.shortage.left()
-                    self._note_closed(session.break_off())
+                    session.break_off()
                     self.note_finished()
                     self._due = _NEVER  # another loader's rounds from now on are not this one's
                     raise
@@ -110,21 +115,30 @@ class MicroBatches:
             self.cutter.finish(finished.table)
             self._due += 1
 
-    def _note_closed(self, closed: bool) -> None:
-        """Note a round whose table comes late, if it is closed: all ranks did what was planned."""
-        if closed:
-            self.cutter.finish_as_planned()
+    def _note_closed(self) -> None:
+        """Note a round whose table comes late: all ranks did what was planned."""
+        self.cutter.finish_as_planned()
+        if self._due != _NEVER:
             self._due += 1
 
     def note_left(self) -> None:
         """Note a round that was finished after its iteration had been left, as by ``next(iter(loader))``."""
         if self.cutter.ahead:
-            self._note_closed(self._session.break_off())
+            self._session.break_off()
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the epoch stands after the last finished round, as plain data."""
+        self.note_left()
         self.note_finished()
         return self.cutter.state_dict()
+
+    def _by_rounds(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Yield batches as they come, after all of their round are read."""
+        for batch in batches:
+            self.round = [batch]
+            while not self._pending[len(self.round) - 1][0].last:
+                self.round.append(next(batches))
+            yield from self.round
 
     def _in_parts(self, parts: Parts, asked_at: float) -> Iterator[Any]:
         """Yield a micro-batch in parts that fit. ``asked_at``: when the rank began to wait for them."""

@@ -1,0 +1,65 @@
+"""Trainers of transformers and Lightning, with unequal batches: exact, each sample once, resumed within an epoch."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+pytestmark = pytest.mark.distributed
+
+
+@pytest.fixture(scope="module")
+def ranks(pool):
+    with pool("torch_trainers.py", 2, "torch.distributed") as ranks:
+        yield ranks
+
+
+@pytest.mark.parametrize("k", [1, 3])
+@pytest.mark.parametrize("kind", ["tokens", "samples"])
+def test_a_trainer_trains_as_one_process_does(ranks, kind, k):
+    """Means over tokens, and those of a model that ignores their number; its logs show the loss of the whole batch."""
+    for rank in ranks:
+        outcome = rank[f"{kind}, k = {k}"]
+        assert outcome["difference"] <= 1e-10
+        assert outcome["losses"] <= 1e-6
+        assert outcome["splits"] >= 3
+        assert outcome["once"]
+        rounds = 10 - 2 * (k == 3)  # three samples at the end are fewer than 2 · 3
+        assert outcome["rounds"] == outcome["steps"] == outcome["planned"] == rounds
+        assert outcome["evaluated"] >= 2
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_a_trainer_goes_on_in_the_middle_of_an_epoch(ranks, k):
+    per_epoch = 5 - (k == 3)
+    for rank in ranks:
+        outcome = rank[f"resumed, k = {k}"]
+        assert outcome["apart"] <= 1e-10
+        assert outcome["once"]
+        assert outcome["rounds"] == [6, 3 * per_epoch - 6]
+        assert outcome["epochs"] == pytest.approx([3 - 1 / per_epoch, 3])
+
+
+@pytest.mark.parametrize(
+    ("attempt", "message"),
+    [
+        ("tokens of a rank", "ValueError: average_tokens_across_devices must be True"),
+        ("max_micro_batch", "ValueError: max_micro_batch.*gradient_accumulation_steps"),
+    ],
+)
+def test_what_a_trainer_cannot_do_is_refused(ranks, attempt, message):
+    for rank in ranks:
+        assert re.match(message, rank["refused"][attempt])
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_lightning_trains_as_one_process_does_and_goes_on(ranks, k):
+    for rank in ranks:
+        outcome = rank[f"lightning, k = {k}"]
+        assert outcome["difference"] <= 1e-10
+        assert outcome["splits"] >= 3
+        assert outcome["once"]
+        assert outcome["logs its own loss"]
+        assert outcome["resumed: apart"] <= 1e-10
+        assert outcome["resumed: once"]

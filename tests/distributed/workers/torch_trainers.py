@@ -1,0 +1,264 @@
+"""Trainings by other people's trainers, beside one process that does the same batches."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from ranks import hvd
+
+from hvd_hetero.testing.rank import RUN_DIR
+
+for name in ("RANK", "LOCAL_RANK"):
+    os.environ[name] = os.environ["HOROVOD_RANK"]
+os.environ |= {"WORLD_SIZE": os.environ["HOROVOD_SIZE"], "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}  # not used
+import pytorch_lightning  # noqa: E402 - it looks at these variables
+import torch  # noqa: E402
+from pool import serve  # noqa: E402
+from torch.nn import functional  # noqa: E402
+from torch_beside import Indexed, Shifting  # noqa: E402
+from torch_common import refusal  # noqa: E402
+from transformers import (  # noqa: E402
+    BertConfig,
+    BertForSequenceClassification,
+    LlamaConfig,
+    LlamaForCausalLM,
+    TrainingArguments,
+)
+
+from hvd_hetero import late_tables  # noqa: E402
+from hvd_hetero.policies import LBBSP  # noqa: E402
+from torch_hooks import BalancedLoader, LoadBalance  # noqa: E402
+from torch_hooks.lightning import ScaleLoss  # noqa: E402
+from torch_hooks.trainer import BalancedTrainer  # noqa: E402
+
+BATCH, SAMPLES, RATE, CLIP = 12, 12 * 4 + 3, 1e-2, 0.5
+SHAPE: dict[str, Any] = {
+    "vocab_size": 23, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
+}  # fmt: skip
+
+
+def model_of(kind: str) -> Any:
+    torch.manual_seed(3)
+    if kind == "tokens":
+        return LlamaForCausalLM(LlamaConfig(**SHAPE)).double()
+    return BertForSequenceClassification(
+        BertConfig(**SHAPE, num_labels=3, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    ).double()
+
+
+def batch_of(kind: str, indices: list[int]) -> dict[str, torch.Tensor]:
+    """Sentences of unequal lengths; in some, half of the words are no targets."""
+    lengths = [4 + 7 * i % 9 for i in indices]
+    words, labels = torch.zeros(len(indices), max(lengths), dtype=torch.long), torch.tensor([i % 3 for i in indices])
+    for row, i, length in zip(words, indices, lengths, strict=True):
+        row[:length] = torch.randint(1, 23, (length,), generator=torch.Generator().manual_seed(i))
+    if kind == "tokens":
+        labels = words.masked_fill(words == 0, -100)
+        labels[[i % 4 == 0 for i in indices], :4] = -100
+    return {"input_ids": words, "attention_mask": (words > 0).long(), "labels": labels}
+
+
+def trainer_of(kind: str, seen: list[list[int]], micro_batches: int, **options: Any) -> BalancedTrainer:
+    def collate(samples: list[int]) -> dict[str, torch.Tensor]:
+        seen.append(list(samples))
+        return batch_of(kind, samples)
+
+    balance = options.pop("balance", None) or LoadBalance(Shifting(), global_batch=BATCH)
+    arguments = TrainingArguments(
+        os.path.join(os.environ[RUN_DIR], options.pop("path", "none")), use_cpu=True, report_to=[], disable_tqdm=True,
+        gradient_accumulation_steps=micro_batches, optim="adamw_torch", learning_rate=RATE, max_grad_norm=CLIP,
+        lr_scheduler_type="constant", remove_unused_columns=False,
+        **{"save_strategy": "no", "logging_steps": 1} | options,
+    )  # fmt: skip
+    return BalancedTrainer(
+        model_of(kind), arguments, train_dataset=Indexed(SAMPLES), eval_dataset=Indexed(7), data_collator=collate,
+        balance=balance,
+    )  # fmt: skip
+
+
+def together(seen: list[list[int]], micro_batches: int, skip: int = 0) -> tuple[list[list[int]], int]:
+    """Samples of each round on all ranks, and how many splits there were."""
+    parts = [seen[at : at + micro_batches] for at in range(skip, len(seen), micro_batches)]
+    everywhere = list(zip(*hvd.allgather_object(parts, name="parts"), strict=True))
+    assert all(len(part) == micro_batches for ranks in everywhere for part in ranks)
+    rounds = [[i for part in ranks for batch in part for i in batch] for ranks in everywhere]
+    return rounds, len({tuple(sum(map(len, part)) for part in ranks) for ranks in everywhere})
+
+
+def reference(kind: str, rounds: list[list[int]]) -> tuple[torch.Tensor, list[float]]:
+    model, losses = model_of(kind), []
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.0)
+    for indices in rounds:
+        optimizer.zero_grad()
+        loss = model(**batch_of(kind, indices)).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        optimizer.step()
+        losses.append(float(loss))
+    return flat(model), losses
+
+
+def flat(model: torch.nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def each_once(rounds: list[list[int]], epochs: int) -> bool:
+    samples = [i for indices in rounds for i in indices]
+    return sorted(samples) == sorted(list(range(SAMPLES)) * epochs)
+
+
+def trained(kind: str, micro_batches: int) -> dict[str, Any]:
+    """Two epochs, with an evaluation in the midst of each."""
+    seen: list[list[int]] = []
+    options = {"eval_strategy": "steps", "eval_steps": 3, "per_device_eval_batch_size": 2}
+    trainer = trainer_of(kind, seen, micro_batches, num_train_epochs=2, **options)
+    evaluated = trainer.evaluation_loop
+    count: list[int] = []
+
+    def evaluate(*args: Any, **named: Any) -> Any:
+        before = len(seen)
+        outcome = evaluated(*args, **named)
+        count.append(len(seen) - before)
+        del seen[before:]  # batches of the evaluation
+        return outcome
+
+    trainer.evaluation_loop = evaluate  # type: ignore[method-assign]
+    trainer.train()
+    rounds, splits = together(seen, micro_batches)
+    expected, losses = reference(kind, rounds)
+    logged = [log["loss"] for log in trainer.state.log_history if "loss" in log]
+    return {
+        "difference": float((flat(trainer.model) - expected).abs().max()),
+        "losses": max(abs(log - loss) for log, loss in zip(logged, losses, strict=True)),
+        "splits": splits,
+        "rounds": len(rounds),
+        "once": each_once(rounds, 2),
+        "evaluated": len(count),
+        "steps": trainer.state.global_step,
+        "planned": trainer.state.max_steps,
+    }
+
+
+def resumed(micro_batches: int) -> dict[str, Any]:
+    """Trainings that stop in an epoch's midst, or end, and go on from their checkpoint, beside one that does not."""
+    whole = trainer_of("tokens", [], micro_batches, num_train_epochs=3)
+    whole.train()
+    seen: list[list[int]] = []
+    path = f"resumed{micro_batches}"
+    trainer_of(
+        "tokens", seen, micro_batches, max_steps=6, path=path, save_strategy="steps", save_steps=2,
+    ).train()  # fmt: skip
+    rounds, _ = together(seen, micro_batches)
+    torch.distributed.barrier()
+    again: list[list[int]] = []
+    options = {"num_train_epochs": 3, "path": path, "logging_steps": 1}
+    second = trainer_of("tokens", again, micro_batches, **options)
+    second.train(resume_from_checkpoint=os.path.join(os.environ[RUN_DIR], path, "checkpoint-6"))
+    rest, _ = together(again, micro_batches)
+    return {
+        "apart": float((flat(whole.model) - flat(second.model)).abs().max()),
+        "once": each_once(rounds + rest, 3),
+        "rounds": [len(rounds), len(rest)],
+        "epochs": [log["epoch"] for log in second.state.log_history if "loss" in log][-2:],
+    }
+
+
+def refused() -> dict[str, str]:
+    def of(**options: Any) -> str:
+        return refusal(lambda: trainer_of("tokens", [], 1, **options))
+
+    return {
+        "tokens of a rank": of(average_tokens_across_devices=False),
+        "max_micro_batch": of(balance=LoadBalance(LBBSP(max_micro_batch=2), global_batch=BATCH)),
+    }
+
+
+class Module(pytorch_lightning.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.net = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh(), torch.nn.Linear(5, 1)).double()
+        self.losses: list[float] = []
+
+    def training_step(self, batch: Any, number: int) -> torch.Tensor:
+        loss = loss_of(self.net, batch)
+        self.losses.append(float(loss))
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(self.parameters(), lr=RATE, weight_decay=0.0)
+
+
+def loss_of(net: torch.nn.Module, indices: Any) -> torch.Tensor:
+    x = torch.tensor([[i % 3, i % 5, i % 7] for i in indices], dtype=torch.float64)
+    return functional.mse_loss(net(x), x.sin().sum(1, keepdim=True))
+
+
+def lightning(micro_batches: int) -> dict[str, Any]:
+    whole, seen = Module(), []
+    fitted(whole, seen, micro_batches, max_epochs=3)
+    rounds, splits = together(seen, micro_batches)
+    module = Module()
+    optimizer = module.configure_optimizers()
+    for indices in rounds:
+        optimizer.zero_grad()
+        loss_of(module.net, indices).backward()
+        torch.nn.utils.clip_grad_norm_(module.parameters(), CLIP)
+        optimizer.step()
+    path = os.path.join(os.environ[RUN_DIR], f"lightning{micro_batches}")
+    first, second = Module(), Module()
+    former: list[Any] = []
+    save = pytorch_lightning.callbacks.ModelCheckpoint(path, every_n_train_steps=6, save_top_k=-1, filename="{step}")
+    fitted(first, former, micro_batches, save, max_steps=6)
+    torch.distributed.barrier()
+    latter: list[Any] = []
+    fitted(second, latter, micro_batches, max_epochs=3, resume=os.path.join(path, "step=6.ckpt"))
+    both = together(former, micro_batches)[0] + together(latter, micro_batches)[0]
+    own = [float(loss_of(Module().net, seen[0]))]
+    return {
+        "difference": float((flat(whole) - flat(module)).abs().max()),
+        "splits": splits,
+        "once": each_once(rounds, 3),
+        "logs its own loss": whole.losses[:1] == own,
+        "resumed: apart": float((flat(second) - flat(whole)).abs().max()),
+        "resumed: once": each_once(both, 3),
+    }
+
+
+def fitted(
+    module: Module, seen: list[Any], micro_batches: int, *callbacks: Any, resume: str | None = None, **options: Any
+) -> None:
+    def collate(samples: list[int]) -> list[int]:
+        seen.append(list(samples))
+        return list(samples)
+
+    balance = LoadBalance(Shifting(), global_batch=BATCH)
+    loader = BalancedLoader(
+        Indexed(SAMPLES), balance, shuffle=True, seed=5, micro_batches=micro_batches, collate_fn=collate
+    )
+    trainer = pytorch_lightning.Trainer(
+        accelerator="cpu", strategy="ddp", devices=hvd.size(), accumulate_grad_batches=micro_batches, logger=False,
+        gradient_clip_val=CLIP, enable_progress_bar=False, enable_checkpointing=bool(callbacks),
+        callbacks=[ScaleLoss(balance), *callbacks], enable_model_summary=False, **options,
+    )  # fmt: skip
+    trainer.fit(module, loader, ckpt_path=resume)
+
+
+def cases() -> dict[str, Callable[[], Any]]:
+    late_tables._COSTS_S = 0.0
+    made: dict[str, Callable[[], Any]] = {"refused": refused}
+    for k in (1, 3):
+        made |= {
+            f"tokens, k = {k}": lambda k=k: trained("tokens", k),
+            f"samples, k = {k}": lambda k=k: trained("samples", k),
+            f"resumed, k = {k}": lambda k=k: resumed(k),
+            f"lightning, k = {k}": lambda k=k: lightning(k),
+        }
+    return made
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    serve(hvd, cases())

@@ -1,0 +1,155 @@
+r"""transformers' ``Trainer`` with unequal batches.
+
+    from torch_hooks.trainer import BalancedTrainer as Trainer      # the one line that changes
+
+The global batch is what it was, ``per_device_train_batch_size`` times accumulation steps times ranks. Accumulation
+steps become micro-batches of a round, so a step of the Trainer is a round.
+
+**The weight.** A Trainer whose model takes ``num_items_in_batch`` divides the sum s_ij over the tokens of rank i's
+micro-batch j by T, the tokens of all ranks and micro-batches, and multiplies by the number of ranks. Their mean is
+
+    (1 / n) sum_ij n s_ij / T = (1 / T) sum_ij s_ij,
+
+whatever the split: such a loss is only timed. Others are means over samples, which ``LoadBalance.scale`` weighs. Some
+models take the number and ignore it, which shows if it is doubled in a first batch.
+
+**Resuming.** All rounds hold as many samples, so the number of steps says which are done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import IterableDataset
+from transformers import Trainer, TrainerCallback
+
+from torch_hooks.load_balance import LoadBalance
+from torch_hooks.loader import BalancedLoader
+
+__all__ = ["Balanced", "BalancedTrainer"]
+
+_NO_BATCH = object()
+
+
+class Balanced:
+    """A mixin for a ``Trainer`` and its subclasses: ``class MyTrainer(Balanced, SFTTrainer)``.
+
+    ``balance``: the ``LoadBalance`` of this training, whose ``global_batch`` is then decisive; None: LB-BSP. For
+    trainers whose loss comes from ``Trainer.compute_loss``.
+    """
+
+    loss_is_scaled_for_ga = True  # the Trainer shall not divide by the accumulation steps
+
+    def __init__(self, *args: Any, balance: LoadBalance | None = None, **options: Any) -> None:
+        super().__init__(*args, **options)
+        trainer: Any = self
+        if isinstance(trainer.train_dataset, IterableDataset):
+            raise ValueError(
+                "train_dataset is a stream, which this Trainer cannot resume; give one with __len__ and __getitem__"
+            )
+        if not hasattr(Trainer, "loss_is_scaled_for_ga"):
+            raise ImportError("this Trainer divides losses by itself; install transformers 5.24 or newer")
+        if trainer.args.world_size > 1 and not trainer.args.average_tokens_across_devices:
+            raise ValueError(
+                "average_tokens_across_devices must be True, since ranks hold unequal numbers of tokens; leave it out"
+            )
+        if balance is None:
+            balance = LoadBalance(global_batch=trainer.get_total_train_batch_size(trainer.args))
+        if getattr(balance.policy, "max_micro_batch", None):
+            raise ValueError("max_micro_batch does not go with a Trainer; raise gradient_accumulation_steps instead")
+        self.balance = balance
+        self._loader: BalancedLoader | None = None
+        self._normalised: bool | None = None
+        trainer.add_callback(_Place(trainer))
+
+    def get_train_dataloader(self) -> BalancedLoader:
+        """Return the loader, which reads what the Trainer's own would read."""
+        trainer: Any = self
+        args, stock = trainer.args, super().get_train_dataloader()  # type: ignore[misc]
+        self._skips, args.ignore_data_skip = not args.ignore_data_skip, True  # `_Place` does it
+        if self._loader is None:
+            self._loader = BalancedLoader(
+                stock.dataset, self.balance, sampler=trainer._get_train_sampler(stock.dataset),
+                seed=args.seed if args.data_seed is None else args.data_seed, drop_last=stock.drop_last,
+                micro_batches=args.gradient_accumulation_steps, collate_fn=stock.collate_fn,
+                num_workers=stock.num_workers, prefetch_factor=stock.prefetch_factor, pin_memory=stock.pin_memory,
+                persistent_workers=stock.persistent_workers, worker_init_fn=stock.worker_init_fn,
+            )  # fmt: skip
+            self._loader._micro_batches.reads_rounds = True
+        return self._loader
+
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> tuple[list[Any], Any]:
+        """Return the micro-batches of a round, each of which begins when it is taken, and the number of tokens."""
+        first = next(epoch_iterator, _NO_BATCH)
+        if first is _NO_BATCH:
+            return [], None
+        assert self._loader is not None, "its iterator is here"
+        batches = self._loader._micro_batches.round
+        with self.balance._session.meter.held_up():  # ranks sum their tokens
+            _, items = super().get_batch_samples(iter(batches), len(batches), device)  # type: ignore[misc]
+        return _InTurn(batches, epoch_iterator), items
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None, **more: Any
+    ) -> Any:
+        """Return the loss; in training, as it counts in the mean over the ranks."""
+        compute, trains = super().compute_loss, model.training  # type: ignore[misc]
+        if trains and num_items_in_batch is not None and not self._is_normalised(model, inputs, num_items_in_batch):
+            num_items_in_batch = None
+        loss, outputs = compute(model, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch, **more)
+        if trains:
+            loss = self.balance.scale(loss, weight=None if num_items_in_batch is None else 1.0)
+        return (loss, outputs) if return_outputs else loss
+
+    def _is_normalised(self, model: Any, inputs: Any, items: Any) -> bool:
+        """Return whether a loss is divided by the number of tokens that it is given."""
+        if self._normalised is None:
+            compute = super().compute_loss  # type: ignore[misc]
+            model.eval()  # the same dropout, namely none, and no statistics
+            with torch.no_grad():
+                once, half = (float(compute(model, dict(inputs), num_items_in_batch=n)) for n in (items, 2 * items))
+            model.train()
+            if once == 0.0:  # a batch without tokens shows nothing, and weighs nothing
+                return True
+            self._normalised = half < 0.75 * once
+        return self._normalised
+
+
+class BalancedTrainer(Balanced, Trainer):  # type: ignore[misc]
+    """A ``Trainer`` whose ranks do what each can finish in time."""
+
+
+class _InTurn(list[Any]):
+    """Batches of a round; the loader hands out all but the first when they are asked for."""
+
+    def __init__(self, batches: list[Any], rest: Iterator[Any]) -> None:
+        super().__init__(batches)
+        self._rest = rest
+
+    def __iter__(self) -> Iterator[Any]:
+        yield self[0]
+        for _ in range(len(self) - 1):
+            yield next(self._rest)
+
+
+class _Place(TrainerCallback):
+    """Goes on in the middle of an epoch, and counts epochs by steps."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+
+    @property
+    def _rounds(self) -> int:
+        return len(self._trainer._loader) // int(self._trainer.args.gradient_accumulation_steps)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        args.ignore_data_skip = not self._trainer._skips
+        epoch, done = divmod(state.global_step, self._rounds)
+        if done and self._trainer._skips:
+            self._trainer._loader.set_epoch(epoch)
+            self._trainer._loader.skip(done)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        state.epoch = state.global_step / self._rounds
