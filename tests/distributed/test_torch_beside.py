@@ -171,6 +171,14 @@ def test_what_goes_wrong_beside_ddp_is_told(ranks, attempt, message):
 
 
 @pytest.mark.parametrize("ranks", ["2 ranks of Horovod"], indirect=True)
-def test_an_optimizer_that_sums_where_a_mean_was_said_is_told(ranks):
+@pytest.mark.parametrize(
+    ("attempt", "message"),
+    [
+        ("sums", "ValueError: hvd.DistributedOptimizer makes the sum.*reducer='sum'"),
+        ("closure", r"RoundStateError: step.closure. of hvd.DistributedOptimizer reduces.*skip_synchronize"),
+        ("closure that reduces", "nothing was refused"),
+    ],
+)
+def test_what_goes_wrong_beside_horovods_optimizer_is_told(ranks, attempt, message):
     for rank in ranks:
-        assert re.match("ValueError: hvd.DistributedOptimizer makes the sum.*reducer='sum'", rank["attempts"]["sums"])
+        assert re.match(message, rank["attempts"][attempt])

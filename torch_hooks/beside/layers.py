@@ -23,7 +23,7 @@ import torch
 
 from hvd_hetero.measurement.speed_meter import SpeedMeter
 
-__all__ = ["leave_out_waits"]
+__all__ = ["hides_a_backward_pass", "leave_out_waits"]
 
 
 def leave_out_waits(meter: SpeedMeter) -> list[Any]:
@@ -42,6 +42,19 @@ def leave_out_waits(meter: SpeedMeter) -> list[Any]:
         elif sharded and issubclass(kind, sharded):
             handles += _Sharded(meter).hooks(each)
     return handles
+
+
+def hides_a_backward_pass(loss: torch.Tensor) -> bool:
+    """Return whether a reentrant checkpoint made this loss: a reducer may wait in the pass that it nests."""
+    seen, rest = set(), [loss.grad_fn]
+    while rest:
+        node = rest.pop()
+        if node is not None and node not in seen:
+            if type(node).__name__ == "CheckpointFunctionBackward":
+                return True
+            seen.add(node)
+            rest += [before for before, _ in node.next_functions]
+    return False
 
 
 class _Sharded:

@@ -22,6 +22,7 @@ reducer. Horovod's reducer waits in ``step()``, between the step of its optimize
 from __future__ import annotations
 
 import enum
+import logging
 import math
 import sys
 import threading
@@ -40,13 +41,15 @@ from hvd_hetero.consistency import WaysOut, settings_of
 from hvd_hetero.errors import RoundStateError
 from hvd_hetero.late_tables import LateTables
 from hvd_hetero.rounds import MicroBatch, RoundTable
-from torch_hooks.beside.layers import leave_out_waits
+from torch_hooks.beside.layers import hides_a_backward_pass, leave_out_waits
 from torch_hooks.beside.reducer import Reducer, ReducerCheck, is_horovods
 from torch_hooks.cuda_stopwatch import DeviceTimes
 from torch_hooks.gradients.parameter_norm import ParameterNorm, kernels_here
 from torch_hooks.wires.choice import TorchWire
 
 __all__ = ["Beside"]
+
+logger = logging.getLogger(__name__)
 
 _WAYS_OUT = WaysOut(
     fingerprint="Give all ranks the same policy, global_batch, dataset (of their own: stream='shard'), seed, "
@@ -78,6 +81,11 @@ _ADDED = "add the losses, of several models too, and scale their sum"
 _IN_TURN = (
     "models that step in turn need DistributedOptimizer, with balance.also() for the second. Optimizers that need two "
     "backward passes of a batch (SAM) do not go with unequal batches"
+)
+_REDUCED_BEFORE = (
+    "step(closure) of hvd.DistributedOptimizer reduces gradients before it calls the closure, so ranks would drift "
+    "apart. Call balance.scale(loss).backward() before step(); or end the closure with optimizer.synchronize(), and "
+    "step inside optimizer.skip_synchronize()"
 )
 _CLOSURE = (
     "the closure of step() has run again. Use an optimizer that calls it once: LBFGS decides by the loss of this rank "
@@ -117,6 +125,7 @@ class Beside:
         self._times = DeviceTimes(balancer.policy.name, meter, needed=goes_by_time)
         self._stage = _Stage.DONE
         self._broken = False
+        self._looked = self._balancer.rank > 0  # one rank tells
         hooks = leave_out_waits(meter) if wire.size > 1 else []
         self._check = ReducerCheck(reducer, wire.size, hooks)
         self._gathered: torch.Tensor | None = None
@@ -227,6 +236,13 @@ class Beside:
         if loss.device != self._device:
             self._times.include({loss: "the loss"})
             self._device = loss.device
+        if not self._looked:
+            self._looked = True
+            if hides_a_backward_pass(loss):
+                logger.warning(
+                    "a reentrant checkpoint may hold the last gradients, and what DistributedDataParallel waits for "
+                    "other ranks in it counts as this rank's work; checkpoint by use_reentrant=False"
+                )
         if loss.device.type == "cpu":
             self._broken |= not math.isfinite(loss.item())
         self._stage = _Stage.SCALED
@@ -256,12 +272,14 @@ class Beside:
 
     # What optimizers call.
 
-    def step_begins(self, optimizer: torch.optim.Optimizer) -> None:
-        """Note that an optimizer begins a step in the thread that trains."""
+    def step_begins(self, optimizer: torch.optim.Optimizer, *, closure: bool) -> None:
+        """Note that an optimizer begins a step in the thread that trains. ``closure``: it has one to call."""
         if not self._balancer.in_round:
             return
         self._depth += 1
         if self._stage is not _Stage.DONE:
+            if closure and self._depth == 1 and getattr(optimizer, "_should_synchronize", False):  # Horovod's
+                raise RoundStateError(_REDUCED_BEFORE)
             return
         self._require_complete()
         now = self._balancer.now()
@@ -362,7 +380,7 @@ def _hear_steps() -> None:
 
 def _step_begins(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     if (beside := _trains_here()) is not None:
-        beside.step_begins(optimizer)
+        beside.step_begins(optimizer, closure=any(map(callable, (*args[1:], *kwargs.values()))))
 
 
 def _step_ends(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

@@ -494,6 +494,17 @@ def attempts() -> dict[str, str]:
         "weighted twice": weighted_twice,
     }
 
+    def in_closure(balance: Any, model: Any, optimizer: Any, loss: Any) -> None:
+        optimizer.step(lambda: balance.scale(loss()).backward())
+
+    def in_closure_that_reduces(balance: Any, model: Any, optimizer: Any, loss: Any) -> None:
+        def closure() -> None:
+            balance.scale(loss()).backward()
+            optimizer.synchronize()
+
+        with optimizer.skip_synchronize():
+            optimizer.step(closure)
+
     def by_hand(balance: Any, model: Any, optimizer: Any, loss: Any) -> None:
         balance.scale(loss()).backward()
         for p in model.parameters():
@@ -521,6 +532,8 @@ def attempts() -> dict[str, str]:
         )
     else:
         tried["sums"] = lambda: loop(plainly, op=hvd.Sum)
+        tried["closure"] = lambda: loop(in_closure)
+        tried["closure that reduces"] = lambda: loop(in_closure_that_reduces)
     return {name: re.sub(r"\s+", " ", refusal(attempt)) for name, attempt in tried.items()}
 
 

@@ -10,10 +10,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from torch.nn import functional  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 from torch.utils.data import Dataset, TensorDataset  # noqa: E402
 
 from hvd_hetero import late_tables  # noqa: E402
-from hvd_hetero.policies import BSP  # noqa: E402
+from hvd_hetero.errors import RoundStateError  # noqa: E402
+from hvd_hetero.policies import BSP, StaticAllocation  # noqa: E402
 from hvd_hetero.rounds import RoundPlan  # noqa: E402
 from hvd_hetero.testing import ThreadRankError, run_on_threads  # noqa: E402
 from torch_hooks import BalancedLoader, LoadBalance, SavedTraining, SyncBatchNorm  # noqa: E402
@@ -91,6 +93,17 @@ def test_batch_norm_over_all_ranks_is_exact_with_a_scaled_loss():
         optimizer.step()
     for value, expected in zip(values, model.state_dict().values(), strict=True):
         torch.testing.assert_close(value, expected, rtol=1e-12, atol=1e-14)
+
+
+def test_batch_norm_over_all_ranks_goes_with_shares_that_are_set_by_hand():
+    def case(rank):
+        balance = LoadBalance(StaticAllocation([1, 3]), global_batch=8)
+        model, (x, y) = network(balance), data()
+        for index in BalancedLoader(Indexed(), balance):
+            balance.scale(functional.mse_loss(model(x[index]), y[index])).backward()
+        return balance.rounds
+
+    assert run_on_threads(case, 2) == [5, 5]
 
 
 def line():
@@ -242,6 +255,19 @@ def test_a_gradient_that_is_cleared_in_the_middle_of_a_round_is_an_error(to_none
         run_on_threads(case, 2)
 
 
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_checkpoint_that_nests_a_backward_pass_is_told_of_once(caplog, reentrant):
+    def body(balance, model, x, optimizer):
+        x = checkpoint(model, x.requires_grad_(), use_reentrant=reentrant)
+        balance.scale(x.square().mean()).backward()
+        averaged(model, balance)
+        optimizer.step()
+
+    run_on_threads(lambda rank: loop(rank, body), 2)
+    assert [record.message for record in caplog.records if "use_reentrant=False" in record.message][1:] == []
+    assert ("use_reentrant=False" in caplog.text) == reentrant
+
+
 def test_a_hook_of_a_layer_is_in_no_copy_of_it():
     calls = []
     hook = layers._Hook(lambda *args: calls.append(args))
@@ -343,6 +369,113 @@ def test_events_take_the_times_of_work_that_is_queued(monkeypatch, costs_s):
             "wait_s": pytest.approx([0.05, 0.06]),
             "lap_s": pytest.approx([0.092, 0.102]),
         }
+
+
+@pytest.mark.parametrize("several", [1, 2])
+def test_a_loader_counts_what_the_loop_counts(several):
+    def case(rank):
+        balance, model, batches = LoadBalance("bsp", global_batch=8), line(), 0
+        loader = BalancedLoader(
+            TensorDataset(data()[0][:35]), balance, micro_batches=several
+        )  # 3 are too few for 2 · 2
+        expected = len(loader)
+        for (x,) in loader:
+            batches += 1
+            balance.scale(model(x).square().mean()).backward()
+        return batches - expected, balance.rounds
+
+    assert run_on_threads(case, 2) == [(0, 6 - several)] * 2
+
+
+def test_a_loss_that_is_normalised_already_keeps_its_weight():
+    def case(rank):
+        balance, model = LoadBalance(Unequal(), global_batch=8), line()
+        next(iter(BalancedLoader(Indexed(), balance)))
+        loss = next(iter(model.parameters())).sum()
+        return float((balance.scale(loss, weight=1) / loss).detach())
+
+    assert run_on_threads(case, 2) == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_rounds_that_an_earlier_job_has_done_are_left_out(shuffle):
+    def case(rank):
+        def visited(skip):
+            balance, model, indices = LoadBalance(Unequal(), global_batch=8), line(), []
+            loader = BalancedLoader(Indexed(), balance, shuffle=shuffle, seed=3)
+            loader.set_epoch(2)
+            if skip:
+                loader.skip(skip)
+            loader.set_epoch(2)
+            for epoch in (2, 3):
+                for index in loader:
+                    indices.append((epoch, index.tolist()))
+                    balance.scale(model(data()[0][index]).square().mean()).backward()
+            return indices, len(loader)
+
+        whole, length = visited(0)
+        return visited(3) == (whole[3:], length)
+
+    assert run_on_threads(case, 2) == [True, True]
+
+
+def test_states_are_those_after_a_batch_that_is_done():
+    def case(rank):
+        balance, model, told = LoadBalance("bsp", global_batch=8), line(), []
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        loader = BalancedLoader(TensorDataset(data()[0]), balance)
+        for i, (x,) in enumerate(loader):
+            if i == 3:
+                break
+            optimizer.zero_grad()
+            trained(balance, model, x, optimizer)
+            if i == 1:
+                states = balance.state_dict(), loader.state_dict()
+            told.append(balance.rounds)
+        with pytest.raises(RoundStateError, match=r"a batch was drawn and not trained on.*stop_at"):
+            balance.state_dict()
+        again = LoadBalance("bsp", global_batch=8)
+        rest = BalancedLoader(TensorDataset(data()[0]), again)
+        again.load_state_dict(states[0])
+        rest.load_state_dict(states[1])
+        return told, again.rounds, [x[:1].tolist() for (x,) in rest if again.scale(model(x).sum()).backward() is None]
+
+    x = data()[0]
+    assert run_on_threads(case, 2) == [
+        ([0, 2, 2], 2, [[x[8 * r + 4 * rank].tolist()] for r in (2, 3, 4)]) for rank in range(2)
+    ]
+
+
+def closure(balance, model, x, optimizer):
+    def loss():
+        optimizer.zero_grad()
+        loss = balance.scale(model(x).square().mean())
+        loss.backward()
+        averaged(model, balance)
+        return loss
+
+    torch.optim.LBFGS(model.parameters(), max_iter=3).step(loss)
+
+
+def in_turn(balance, model, x, optimizer):
+    trained(balance, model, x, optimizer)
+    trained(balance, model, x, optimizer)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (closure, r"scale.. came twice.*the closure of step.. has run again.*LBFGS"),
+        (in_turn, r"scale.. came twice.*models that step in turn need DistributedOptimizer.*also"),
+        (lambda *_: None, r"for every batch.*0 \* loss for one to skip"),
+    ],
+)
+def test_a_body_that_needs_other_than_one_backward_pass_is_told_why(body, message):
+    def case(rank):
+        loop(rank, body)
+
+    with pytest.raises(ThreadRankError, match=message):
+        run_on_threads(case, 2)
 
 
 def test_a_reducer_is_a_mean_or_a_sum():
