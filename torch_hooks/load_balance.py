@@ -173,18 +173,22 @@ class LoadBalance(Face):
         self._session.lead(other._session)
         return other
 
-    def batch(self, samples: int) -> None:
-        """Announce a batch of the user's own making, before its forward pass: one micro-batch, one round.
+    def batch(self, samples: int | None = None) -> int:
+        """Announce a batch of the user's own making, before its forward pass, and return its samples.
 
-        For data that does not come from a ``BalancedLoader``. The gradient is weighted by the samples given here,
-        whatever was planned (``batch_size`` tells the plan); 0 is allowed, and then a loss of zero must still be
-        propagated, so that this rank takes part in the synchronisation.
+        For data that does not come from a ``BalancedLoader``: one micro-batch, one round. None: as many samples as
+        planned, which beside a reducer of your own it must be. Otherwise the gradient is weighted by the samples given
+        here; 0 is allowed, and then a loss of zero must still be propagated, so that this rank takes part in the
+        synchronisation.
+
+            x = draw(balance.batch())
         """
         self._session.require_first("balance.batch()")
         self._session.trains_here()
         self._session.require_reducer()
         self._session.leave_body()
         self._session.closed = nothing
+        samples = self.batch_size if samples is None else samples
         samples = integer("samples", samples, 0, way_out="give the number of samples in this rank's batch, 0 for none")
         plan = self._session.balancer.plan()
         if plan.ends == "first" or plan.local:
@@ -199,10 +203,11 @@ class LoadBalance(Face):
             )
         if self._session.beside is not None and samples != self.batch_size:
             raise ValueError(
-                f"samples must be balance.batch_size={self.batch_size} beside a reducer of your own, which weighs all "
-                f"ranks by the plan, got {samples}; take as many, or use a DistributedOptimizer"
+                f"samples must be {self.batch_size} on this rank beside a reducer of your own, where all ranks are "
+                f"weighed by the plan, got {samples}; take as many as batch() returns, or use a DistributedOptimizer"
             )
         self._session.begin(MicroBatch(plan, samples))
+        return samples
 
     def surviving_out_of_memory(self) -> AbstractContextManager[None]:
         """Around the body of the loop: a micro-batch that does not fit in memory is done again in smaller parts.

@@ -35,7 +35,7 @@ def order_of(
         raise ValueError(
             f"dataset must have __len__ and __getitem__, so that its samples can be shared out, or be an "
             f"IterableDataset; {type(dataset).__name__} is neither. Or iterate over this rank's part yourself: "
-            "take balance.batch_size samples for each batch and announce them with balance.batch(samples)"
+            "take as many samples for each batch as balance.batch() returns"
         )
     if not streams and (stream is not None or rounds_per_epoch is not None):
         raise ValueError(

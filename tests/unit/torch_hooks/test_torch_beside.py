@@ -34,6 +34,11 @@ class Unequal(BSP):
         return RoundPlan.of([global_batch // 4, global_batch - global_batch // 4])
 
 
+class Alternating(Unequal):
+    def next(self, plan, finished):
+        return RoundPlan.of(plan.samples[::-1])
+
+
 class Indexed(Dataset):
     def __len__(self):
         return SAMPLES
@@ -282,14 +287,31 @@ def test_a_user_s_own_batches_are_those_of_the_plan():
         model = line()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         for _ in range(3):
-            balance.batch(balance.batch_size)
+            samples = balance.batch()
             optimizer.zero_grad()
-            trained(balance, model, torch.ones(4, 3).double(), optimizer)
-        with pytest.raises(ValueError, match=r"samples must be balance\.batch_size=4 beside a reducer"):
+            trained(balance, model, torch.ones(samples, 3).double(), optimizer)
+        with pytest.raises(ValueError, match=r"samples must be 4 on this rank beside a reducer"):
             balance.batch(3)
         return balance.rounds
 
     assert run_on_threads(case, 2) == [3, 3]
+
+
+def test_batches_of_a_user_s_own_follow_plans_that_change():
+    """The table that decides a batch is read where it is announced."""
+
+    def case(rank):
+        balance, model, sizes = LoadBalance(Alternating(), global_batch=8), line(), []
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for _ in range(6):
+            sizes.append(balance.batch())
+            optimizer.zero_grad()
+            trained(balance, model, torch.ones(sizes[-1], 3).double(), optimizer)
+        return sizes
+
+    ours, theirs = run_on_threads(case, 2)
+    assert set(ours) == {2, 6}
+    assert [a + b for a, b in zip(ours, theirs, strict=True)] == [8] * 6
 
 
 @pytest.mark.parametrize(
