@@ -7,6 +7,8 @@ import statistics
 
 import pytest
 
+from hvd_hetero.testing import quota_available
+
 pytestmark = pytest.mark.distributed
 JOBS = {
     "2 ranks of torch.distributed": (2, "torch.distributed"),
@@ -105,6 +107,19 @@ def test_lb_bsp_gives_the_slow_rank_less(ranks, case, request):
     # Of the whole second half, and with room above: on a busy machine, hitches of one rank move single plans.
     fast, slow = (statistics.median(shares) for shares in zip(*plans[len(plans) // 2 :], strict=True))
     assert 1.3 < fast / slow < 4.0
+
+
+@of("fsdp")
+@pytest.mark.parametrize("cause", ["throttled", "input"])
+@pytest.mark.parametrize("how", ["ddp", "fsdp"])
+def test_the_report_names_the_slow_rank_and_its_cause(ranks, how, cause):
+    if cause == "throttled" and not (support := quota_available()):
+        pytest.skip(support.why)
+    told, slow = ranks[0][f"{how}: {cause}"], len(ranks) - 1
+    assert told["named"][slow] == cause
+    assert {*told["named"][:slow]} <= {"", "competition"}, "a busy machine takes time from any rank"
+    assert cause in told["why"]
+    assert f"Rank {slow}" in told["verdict"]
 
 
 @of("ddp")

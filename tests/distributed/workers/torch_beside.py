@@ -24,7 +24,10 @@ from torch_common import refusal
 from hvd_hetero import late_tables
 from hvd_hetero.policies import BSP, LBBSP, NonBlocking, Policy, StaticAllocation
 from hvd_hetero.rounds import FinishedRound, RoundPlan
+from hvd_hetero.telemetry import read_run
+from hvd_hetero.testing import CpuQuota
 from hvd_hetero.testing.rank import RUN_DIR
+from hvd_hetero.tools.report.made import report_of
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance, SavedTraining
 
 SAMPLES, FEATURES, GLOBAL_BATCH, ROUNDS = 12 * 8 + 2, 6, 12, 30
@@ -253,29 +256,29 @@ def flat(net: Net) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in whole])
 
 
-class Sleeps(torch.autograd.Function):
+class Works(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, seconds: float) -> torch.Tensor:
-        ctx.seconds = seconds
-        time.sleep(seconds * len(x))
+    def forward(ctx: Any, x: torch.Tensor, work: Callable[[float], None], seconds: float) -> torch.Tensor:
+        ctx.work, ctx.seconds = work, seconds
+        work(seconds * len(x))
         return x.clone()
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        time.sleep(2 * ctx.seconds * len(gradient))
-        return gradient, None
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        ctx.work(2 * ctx.seconds * len(gradient))
+        return gradient, None, None
 
 
 class Sleepy(torch.nn.Module):
     """A layer that takes so many seconds for a sample, and twice as many backward."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, work: Callable[[float], None] = time.sleep) -> None:
         super().__init__()
         self.linear = torch.nn.Linear(FEATURES, FEATURES)
-        self.seconds = seconds
+        self.work, self.seconds = work, seconds
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return Sleeps.apply(self.linear(x), self.seconds)
+        return Works.apply(self.linear(x), self.work, self.seconds)
 
 
 class Checkpointed(torch.nn.Sequential):
@@ -287,19 +290,21 @@ class Checkpointed(torch.nn.Sequential):
         return x
 
 
+def sharded(model: torch.nn.Module) -> torch.nn.Module:
+    """Return layers that are sharded one by one."""
+    mesh = init_device_mesh("cpu", (hvd.size(),))
+    for layer in model.children():
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
 def own_time(how: str, kind: type[torch.nn.Sequential] = torch.nn.Sequential) -> dict[str, Any]:
     """Of layers that sleep longer on each rank, under equal batches."""
     torch.manual_seed(100)
     late_tables._COSTS_S = 0.0
     seconds = 1.5e-3 * (1 + 2 * hvd.rank())
     model = kind(*(Sleepy(seconds) for _ in range(3)))
-    if how == "ddp":
-        model = DistributedDataParallel(model)
-    elif how == "fsdp":
-        mesh = init_device_mesh("cpu", (hvd.size(),))
-        for layer in model:
-            fully_shard(layer, mesh=mesh)
-        fully_shard(model, mesh=mesh)
+    model = {"ddp": DistributedDataParallel, "fsdp": sharded}.get(how, lambda model: model)(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     if how == "horovod":
         optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
@@ -323,13 +328,7 @@ def lb_bsp_finds_the_slow_rank(how: str, micro_batches: int) -> dict[str, Any]:
     torch.manual_seed(100)
     late_tables._COSTS_S = 1e-4
     model: torch.nn.Module = torch.nn.Sequential(*(Sleepy(1e-3 * (1 + hvd.rank())) for _ in range(2)))
-    if how == "fsdp":
-        mesh = init_device_mesh("cpu", (hvd.size(),))
-        for layer in model:
-            fully_shard(layer, mesh=mesh)
-        fully_shard(model, mesh=mesh)
-    elif how == "ddp":
-        model = DistributedDataParallel(model)
+    model = {"ddp": DistributedDataParallel, "fsdp": sharded}.get(how, lambda model: model)(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     if how == "horovod":
         optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
@@ -342,6 +341,52 @@ def lb_bsp_finds_the_slow_rank(how: str, micro_batches: int) -> dict[str, Any]:
             optimizer.step()
             optimizer.zero_grad()
     return {"plans": plans}
+
+
+class Fetched(Indexed):
+    """Samples that take so many seconds each to fetch."""
+
+    def __init__(self, samples: int, delay_s: float) -> None:
+        super().__init__(samples)
+        self._delay_s = delay_s
+
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        time.sleep(self._delay_s * len(indices))
+        return indices
+
+
+def burn(seconds: float) -> None:
+    """Use so many seconds of a processor, however long that takes."""
+    end_s = time.thread_time() + seconds
+    while time.thread_time() < end_s:
+        sum(range(5000))
+
+
+def reported(how: str, cause: str) -> dict[str, Any]:
+    """Return what the report says of a training whose last rank is slow for a known cause."""
+    torch.manual_seed(100)
+    late_tables._COSTS_S = 1.5e-3
+    slow, batch = hvd.rank() == hvd.size() - 1, 8 * hvd.size()
+    model: torch.nn.Module = torch.nn.Sequential(*(Sleepy(3e-4, burn) for _ in range(2)))
+    model = sharded(model) if how == "fsdp" else DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    path = os.path.join(os.environ[RUN_DIR], f"{how}, {cause}.jsonl")
+    data = Fetched(24 * batch, 12e-3 if slow and cause == "input" else 0.0)
+    with CpuQuota(0.1, period_us=50_000) if slow and cause == "throttled" else contextlib.nullcontext():
+        balance = LoadBalance("bsp", global_batch=batch, telemetry=path)
+        for index in BalancedLoader(data, balance):
+            optimizer.zero_grad()
+            balance.scale(model(torch.randn(len(index), FEATURES)).square().mean()).backward()
+            optimizer.step()
+        balance.close()
+    if hvd.rank():
+        return {}
+    report = report_of(read_run(path), path, replayed=False)
+    return {
+        "named": ["" if each is None else each.kind for each in report.causes],
+        "verdict": report.verdict.verdict,
+        "why": report.verdict.causes,
+    }
 
 
 def interrupted(how: str, keep: str) -> dict[str, Any]:
@@ -552,6 +597,8 @@ def cases() -> dict[str, Callable[[], Any]]:
         made[f"{how}: own time"] = lambda how=how: own_time(how)
         made[f"{how}: slow rank"] = lambda how=how: lb_bsp_finds_the_slow_rank(how, 1)
         if how != "horovod":
+            for cause in ("throttled", "input"):
+                made[f"{how}: {cause}"] = lambda how=how, cause=cause: reported(how, cause)
             made[f"{how}: slow rank, k = 3"] = lambda how=how: lb_bsp_finds_the_slow_rank(how, 3)
     return made
 
