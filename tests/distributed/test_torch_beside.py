@@ -63,6 +63,16 @@ def test_horovods_own_optimizer_trains_as_one_process_does(ranks, case):
     require_exact(ranks[0][f"horovod: {case}"])
 
 
+@pytest.mark.parametrize("ranks", ["2 ranks of torch.distributed"], indirect=True)
+@pytest.mark.parametrize("case", ["0, k = 1", "0, k = 3", "1, k = 1", "1, k = 3"])
+def test_deepspeeds_engine_trains_as_one_process_does(ranks, case):
+    pytest.importorskip("deepspeed")
+    outcome = ranks[0][f"deepspeed: {case}"]
+    assert outcome["difference"] <= 1e-5, "of 32 bits"
+    assert outcome["between_ranks"] == 0.0
+    assert outcome["visited"]
+
+
 @of("fsdp")
 def test_mixed_precision_of_fsdp2_is_near(ranks):
     assert 0 < ranks[0]["fsdp: mixed precision"]["difference"] < 0.02

@@ -394,11 +394,14 @@ def _remove(hooks: list[Any]) -> None:
 
 
 def _whole(optimizers: list[torch.optim.Optimizer]) -> dict[torch.Tensor, str]:
-    """Return the parameters that each rank holds whole, which ranks can compare."""
+    """Return the parameters that each rank holds whole, which ranks can compare.
+
+    A plain tensor is a shard that an engine has made of them, as DeepSpeed's ZeRO does.
+    """
     return {
         parameter: f"optimizer{o}.group{g}.{i}"
         for o, optimizer in enumerate(optimizers)
         for g, group in enumerate(optimizer.param_groups)
         for i, parameter in enumerate(group["params"])
-        if not hasattr(parameter, "placements")
+        if isinstance(parameter, torch.nn.Parameter) and not hasattr(parameter, "placements")
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import time
@@ -220,6 +221,37 @@ def train(case: Case, how: str) -> dict[str, Any] | None:
                     scaler.update()
                 optimizer.zero_grad()
     balance.close()
+    return compared(case, net, seen, len(tables))
+
+
+def engine(stage: int, micro_batches: int) -> dict[str, Any] | None:
+    """Train by DeepSpeed's engine, which knows no float64, and clips unless told otherwise."""
+    import deepspeed
+
+    os.environ.setdefault("LOCAL_RANK", str(hvd.rank()))
+    late_tables._COSTS_S = 0.0
+    case = Case("adamw", micro_batches=micro_batches, mixed=True)
+    net = made(case)
+    x, y = data()
+    settings = {
+        "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": micro_batches, "gradient_clipping": 0.0,
+        "zero_optimization": {"stage": stage}, "zero_allow_untested_optimizer": True,
+    }  # fmt: skip
+    engine, *_ = deepspeed.initialize(model=net, optimizer=OPTIMIZERS["adamw"](net.parameters()), config=settings)
+    balance = LoadBalance(case.policy(), global_batch=GLOBAL_BATCH)
+    loader = BalancedLoader(Indexed(), balance, shuffle=True, seed=5, stop_at=ROUNDS, micro_batches=micro_batches)
+    seen: list[list[list[int]]] = [[] for _ in range(ROUNDS)]
+    while balance.rounds < ROUNDS:
+        for index in loader:
+            seen[balance.rounds].append(index.tolist())
+            engine.backward(balance.scale(loss_of(case, engine, [], x[index], y[index])))
+            engine.step()
+    balance.close()
+    return compared(case, net, seen)
+
+
+def compared(case: Case, net: Net, seen: list[list[list[int]]], tables: int = 0) -> dict[str, Any] | None:
+    """Return how far the ranks are from one process, and from each other, after these batches of this rank."""
     mine = flat(net)
     everywhere = hvd.allgather_object((seen, mine), name="outcome")
     if hvd.rank():
@@ -233,7 +265,7 @@ def train(case: Case, how: str) -> dict[str, Any] | None:
         "splits": len({tuple(sum(map(len, rank)) for rank in parts) for parts in together}),
         "micro_batches": sorted({len(rank) for parts in together for rank in parts}),
         "visited": sorted([i for r in rounds for i in r][:SAMPLES]) == list(range(SAMPLES)),
-        "tables": len(tables),
+        "tables": tables,
     }
 
 
@@ -587,6 +619,8 @@ def cases() -> dict[str, Callable[[], Any]]:
     made: dict[str, Callable[[], Any]] = {"attempts": attempts}
     if OVER_TORCH:
         made["fsdp: saved"] = sharded_in_one_file
+        for stage, k in itertools.product((0, 1), (1, 3)):
+            made[f"deepspeed: {stage}, k = {k}"] = lambda stage=stage, k=k: engine(stage, k)
         made["fsdp, checkpointed: own time"] = lambda: own_time("fsdp", Checkpointed)
     else:
         made["horovod: committed"] = lambda: interrupted("horovod", "committed")
