@@ -16,17 +16,14 @@ RATE, MOMENTUM = 1 / 16, 7 / 8  # as a float32 holds them, through which Keras s
 KERAS_3, TF_KERAS = "Keras 3", "tf_keras"
 
 
-# Commits come after every second round of an epoch, and after its last one. One policy of each kind of round: which
-# samples each of them loses is not Keras's matter, and held by the tests for PyTorch.
+# Commits come after every second round of an epoch, and after its last one. Each way in which ranks average has one
+# policy: which samples a round loses is not Keras's matter, and held by the tests for PyTorch.
 KILLS = {
-    "lb-bsp": ({"rank": 0, "at": 8}, {"policy": "lb-bsp"}),
-    "self-adaptive, constant batch per rank": ({"rank": 1, "at": 8}, {"policy": "self-adaptive", "per_rank_batch": 8}),
-    "non-blocking": ({"rank": 2, "at": 5}, {"policy": "non-blocking"}),
-    "elastic-bsp, local": ({"rank": 2, "at": 3}, {"policy": "elastic-bsp, local", **CONVERGES}),
-    "d-psgd": ({"rank": 0, "at": 6, "late": True}, {"policy": "lb-bsp", "sync": "d-psgd", **CONVERGES}),
+    "self-adaptive, constant batch per rank": ({"rank": 0, "at": 8}, {"policy": "self-adaptive", "per_rank_batch": 8}),
+    "elastic-bsp, local": ({"rank": 2, "at": 3, "late": True}, {"policy": "elastic-bsp, local", **CONVERGES}),
     "non-blocking, d-psgd": ({"rank": 1, "at": 5}, {"policy": "non-blocking", "sync": "d-psgd", **CONVERGES}),
 }
-OF_TF_KERAS = ("non-blocking", "d-psgd")  # on Keras 3 one job has both
+OF_TF_KERAS = ("elastic-bsp, local",)
 CASES = [(TF_KERAS if name in OF_TF_KERAS else KERAS_3, name) for name in KILLS]
 
 

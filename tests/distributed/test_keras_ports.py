@@ -7,36 +7,25 @@ import re
 import pytest
 
 pytestmark = pytest.mark.distributed
-SPLITS = {
-    "vae": ["uneven", "micro-batches"],
-    "ddim": ["uneven"],
-    "distillation": ["uneven", "micro-batches"],
-    "distillation by train_step": ["uneven"],
-    "contrast": ["uneven"],
-    "tensorflow2_keras_mnist": ["uneven"],
-    "tensorflow2_mnist": ["uneven"],
-}
-
-
-# A train step and metrics of one's own, a step of tf_keras's own shape, and compile with a stream of samples.
-OF_TF_KERAS = ["distillation", "distillation by train_step", "tensorflow2_keras_mnist"]
+SCRIPTS = ["vae", "ddim", "distillation", "contrast", "tensorflow2_keras_mnist", "tensorflow2_mnist"]
+# A train step of tf_keras's own shape, and compile with a stream of samples.
+OF_TF_KERAS = ["distillation by train_step", "tensorflow2_keras_mnist"]
 
 
 @pytest.fixture(scope="module", params=["Keras 3", "tf_keras"])
 def outcomes(request, pool):
     """What each rank answers to a case."""
-    with pool("keras_behaviour.py", 2, request.param, ["optimised graphs"] * (request.param == "Keras 3")) as ranks:
+    with pool("keras_behaviour.py", 2, request.param) as ranks:
         yield ranks.ask
 
 
-def in_splits(scripts):
-    return [(script, split) for script in scripts for split in SPLITS[script]]
+# What is of this package far more than of Keras.
+once = pytest.mark.parametrize("outcomes", ["Keras 3"], indirect=True)
 
 
 class Ported:
-    def test_a_ported_script_gives_the_history_and_the_weights_of_one_process(self, outcomes, script, split):
-        for rank in outcomes(script):
-            result = rank[split]
+    def test_a_ported_script_gives_the_history_and_the_weights_of_one_process(self, outcomes, script):
+        for result in outcomes(script):
             assert result["rounds"] == 14, "seven an epoch, the last one of two samples"
             assert result["weights"] < 1e-10
             assert result["spread"] == 0.0
@@ -45,23 +34,25 @@ class Ported:
 
 
 @pytest.mark.parametrize("outcomes", ["Keras 3"], indirect=True)
-@pytest.mark.parametrize(("script", "split"), in_splits(SPLITS))
+@pytest.mark.parametrize("script", SCRIPTS)
 class TestOnKeras3(Ported):
     pass
 
 
 @pytest.mark.parametrize("outcomes", ["tf_keras"], indirect=True)
-@pytest.mark.parametrize(("script", "split"), in_splits(OF_TF_KERAS))
+@pytest.mark.parametrize("script", OF_TF_KERAS)
 class TestOnTfKeras(Ported):
     pass
 
 
+@once
 def test_what_a_loop_of_ones_own_builds_or_adds_later_is_broadcast(outcomes):
     for rank in outcomes("what_a_loop_makes_later_is_rank_0s"):
         for when in ("built later", "added between epochs", "started again"):
             assert rank[when] == 0.0
 
 
+@once
 @pytest.mark.parametrize(
     ("attempt", "message"),
     [

@@ -1,12 +1,8 @@
-"""One rank of the behaviour tests for Keras: what users do in ``fit`` and around it, each in a function of its own.
-
-Graphs are optimised if the argument says so.
-"""
+"""One rank of the behaviour tests for Keras: what users do in ``fit`` and around it, each in a function of its own."""
 
 from __future__ import annotations
 
 import logging
-import sys
 import tempfile
 from collections.abc import Callable
 from functools import partial
@@ -22,7 +18,6 @@ import keras_refusals
 import keras_starts
 import keras_streams
 import numpy as np
-import plain_graphs
 import tensorflow as tf
 from every_round import EveryRoundAnother
 from keras_fits import BATCH, FEATURES, SAMPLES, UNEQUAL, data, network, on_rank_0, spread, trained
@@ -270,6 +265,4 @@ def in_a_folder(case: Callable[..., Any]) -> Any:
 
 if __name__ == "__main__":
     keras_devices.make_place()
-    if sys.argv[1:] == ["optimised graphs"]:
-        plain_graphs.optimise()
     serve(hvd, functions())

@@ -23,7 +23,7 @@ from every_round import EveryRoundAnother
 from pool import serve
 
 from hvd_hetero.communication import bucket_sizes as division
-from hvd_hetero.policies import BSP, LBBSP, Policy, StaticAllocation
+from hvd_hetero.policies import BSP, Policy, StaticAllocation
 from keras_callbacks import LoadBalance, resize_batches
 from keras_callbacks.step import graph_synchroniser
 
@@ -60,7 +60,6 @@ class Net(keras.Model):
 # last bit of the sum an update of full size.
 OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9, weight_decay=1e-3),
-    "adam": lambda: keras.optimizers.Adam(0.01, epsilon=1e-4),
     "adamw": lambda: keras.optimizers.AdamW(0.01, weight_decay=0.01, epsilon=1e-4),
 }
 
@@ -174,15 +173,10 @@ def several() -> EveryRoundAnother:
 
 CASES: dict[str, Callable[[], Any]] = {
     "bsp": lambda: case(BSP, built=False),
-    "bsp in micro-batches": lambda: case(lambda: BSP(max_micro_batch=2), prefetch=1),
-    "lb-bsp": lambda: case(LBBSP, prefetch=2),
     "static, one rank without data": lambda: case(lambda: StaticAllocation([0, 3, 1][: hvd.size()]), prefetch=1),
     "every round another": lambda: case(one, prefetch=2),
-    "every round another, in micro-batches": lambda: case(several, built=False),
-    "every round another, adam": lambda: case(one, "adam", prefetch=2),
-    "every round another, in micro-batches, adamw": lambda: case(several, "adamw"),
+    "every round another, in micro-batches, adamw": lambda: case(several, "adamw", built=False),
     "every round another, adamw, float32": lambda: case(one, "adamw", "float32", prefetch=1),
-    "every round another, in micro-batches, float32": lambda: case(several, dtype="float32", prefetch=2),
 }
 
 

@@ -63,29 +63,25 @@ class Clips(keras.optimizers.SGD):
         return super().apply_gradients(zip(clipped, variables, strict=True), **options)
 
 
-def options_of_the_optimizer_and_of_fit_match_one_process() -> dict:
+# Several options at a time, which have nothing to do with each other: a fit takes as long with one as with three.
+
+
+def ema_class_weights_and_an_update_of_ones_own() -> dict:
     x, y = data()
-    _, two = data(2)
-    sgd = keras.optimizers.SGD
+    labels = (y > 0).astype("int64")
+    ema = {"use_ema": True, "ema_momentum": 0.8, "ema_overwrite_frequency": 3}
+    return against_one_process(
+        lambda: Clips(0.1, global_clipnorm=0.04, **ema), compiled={"loss": "mse"}, arrays=(x, labels),
+        class_weight={0: 0.3, 1: 2.0},
+    )  # fmt: skip
+
+
+def a_schedule_sample_weights_and_two_outputs() -> dict:
     weights = np.random.default_rng(3).uniform(0.2, 2.0, SAMPLES).astype("float32")
-    labels = (y[:, 0] > 0).astype("int64")[:, None]
-    schedule = keras.optimizers.schedules.ExponentialDecay
-    # Several at a time, which have nothing to do with each other: a fit takes as long with one as with three.
-    cases = {
-        "clipnorm, ema, two outputs": (
-            lambda: sgd(0.1, clipnorm=0.05, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=3), (x, two), {},
-        ),
-        "global_clipnorm, class_weight, apply_gradients": (
-            lambda: Clips(0.1, global_clipnorm=0.04), (x, labels), {"class_weight": {0: 0.3, 1: 2.0}},
-        ),
-        "clipvalue, schedule, sample_weight": (
-            lambda: sgd(schedule(0.2, 3, 0.5), clipvalue=0.01), (x, y, weights), {},
-        ),
-    }  # fmt: skip
-    return {
-        name: against_one_process(optimizer, compiled={"loss": "mse"}, arrays=arrays, **fit)
-        for name, (optimizer, arrays, fit) in cases.items()
-    }
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.2, 3, 0.5)
+    return against_one_process(
+        lambda: keras.optimizers.SGD(schedule, clipvalue=0.01), compiled={"loss": "mse"}, arrays=(*data(2), weights)
+    )
 
 
 def local_updates_follow_a_schedule() -> dict:

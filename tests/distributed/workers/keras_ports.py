@@ -209,10 +209,10 @@ def compared(model: Any, single: list[np.ndarray], history: dict, plain: dict, r
 
 
 def fits(
-    make: Callable[[], Any], policies: Any, data: Any, *, adapt: bool = False, callbacks: Callable[[], list] = list,
+    make: Callable[[], Any], policy: Any, data: Any, *, adapt: bool = False, callbacks: Callable[[], list] = list,
     validate: bool = False, **compiled: Any,
 ) -> dict:  # fmt: skip
-    """A fit on all ranks under each policy, against one in this process alone."""
+    """A fit on all ranks, against one in this process alone."""
     mine, first = slice(hvd.rank(), None, hvd.size()), slice(0, None, hvd.size())
     options = {"epochs": EPOCHS, "verbose": 0, "shuffle": False}
 
@@ -238,17 +238,14 @@ def fits(
         return plain.history, weights(single)
 
     plain, single = on_rank_0(alone)
-    outcome = {}
-    for name, policy in policies.items():
-        shared = model(3 + hvd.rank(), mine)
-        balance = LoadBalance(policy, global_batch=BATCH)
-        batches = resize_batches(data, balance)
-        history = shared.fit(batches, callbacks=[balance, *callbacks()], **part_of(mine), **options).history
-        outcome[name] = compared(shared, single, history, plain, balance.rounds)
-    return outcome
+    shared = model(3 + hvd.rank(), mine)
+    balance = LoadBalance(policy, global_batch=BATCH)
+    batches = resize_batches(data, balance)
+    history = shared.fit(batches, callbacks=[balance, *callbacks()], **part_of(mine), **options).history
+    return compared(shared, single, history, plain, balance.rounds)
 
 
-def loop(policies: Any, data: Any) -> dict:
+def loop(policy: Any, data: Any) -> dict:
     """As Horovod's tensorflow2_mnist.py: the loop is the script's own, and the first batch builds the model."""
     loss_of = keras.losses.SparseCategoricalCrossentropy()
 
@@ -284,19 +281,16 @@ def loop(policies: Any, data: Any) -> dict:
         return weights(model), np.array(losses)
 
     single, plain = on_rank_0(alone)
-    outcome = {}
-    for name, policy in policies.items():
-        balance = LoadBalance(policy, global_batch=BATCH)
-        shared, mine = train(5 + hvd.rank(), balance)
-        every = np.array(hvd.allgather_object(mine))  # ranks, rounds, samples and loss
-        assert every[..., 0].sum(0).tolist() == plain[:, 0].tolist()
-        means = (every[..., 0] * every[..., 1]).sum(0) / plain[:, 0]
-        seen, total = np.array(mine)[:, 0].sum(), np.array(mine).prod(axis=1).sum()
-        joined = average_by_samples({"mean": total / seen}, int(seen))["mean"]
-        history = {"loss": means, "mean": [joined]}
-        whole = {"loss": plain[:, 1], "mean": [np.average(plain[:, 1], weights=plain[:, 0])]}
-        outcome[name] = compared(shared, single, history, whole, balance.rounds)
-    return outcome
+    balance = LoadBalance(policy, global_batch=BATCH)
+    shared, mine = train(5 + hvd.rank(), balance)
+    every = np.array(hvd.allgather_object(mine))  # ranks, rounds, samples and loss
+    assert every[..., 0].sum(0).tolist() == plain[:, 0].tolist()
+    means = (every[..., 0] * every[..., 1]).sum(0) / plain[:, 0]
+    seen, total = np.array(mine)[:, 0].sum(), np.array(mine).prod(axis=1).sum()
+    joined = average_by_samples({"mean": total / seen}, int(seen))["mean"]
+    history = {"loss": means, "mean": [joined]}
+    whole = {"loss": plain[:, 1], "mean": [np.average(plain[:, 1], weights=plain[:, 0])]}
+    return compared(shared, single, history, whole, balance.rounds)
 
 
 def ported(script: str) -> dict:
@@ -307,13 +301,12 @@ def ported(script: str) -> dict:
         x, y = samples()
         tf.random.set_seed(0)  # of which the order of a shuffle is made, too
         stream = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(SAMPLES, seed=4, reshuffle_each_iteration=False)
-        uneven = {"uneven": EveryRoundAnother(1)}  # one micro-batch of any size, or none
-        parts = {"micro-batches": UNEQUAL}
+        uneven = EveryRoundAnother(1)  # one micro-batch of any size, or none
         loss = keras.losses.SparseCategoricalCrossentropy()
         scripts: dict[str, Callable[[], dict]] = {
-            "vae": lambda: fits(VAE, uneven | parts, x),
+            "vae": lambda: fits(VAE, UNEQUAL, x),
             "ddim": lambda: fits(DDIM, uneven, x, adapt=True),
-            "distillation": lambda: fits(Distiller, uneven | parts, (x, y), metrics=["accuracy"], validate=True),
+            "distillation": lambda: fits(Distiller, uneven, (x, y), metrics=["accuracy"], validate=True),
             "distillation by train_step": lambda: fits(OlderDistiller, uneven, (x, y)),
             "contrast": lambda: fits(Contrast, uneven, (x, y)),
             "tensorflow2_keras_mnist": lambda: fits(

@@ -59,9 +59,9 @@ def ranks_with_other_rates_or_data_are_found_out() -> dict:
 
 
 def a_millionth_of_a_variable_is_told() -> dict:
-    """Of each variable in turn, on one rank, once all have agreed to the bit; the error, and the variable's name."""
+    """Of the first variable and the last, on one rank, once all have agreed to the bit; its name, and the error."""
     outcome = {}
-    for number in range(4):
+    for number in (0, 3):
         model = network()
 
         class Moved(keras.callbacks.Callback):
@@ -157,7 +157,6 @@ def ranks_with_other_samples_are_found_out() -> dict:
     parts = tf.data.Dataset.range(5)
     given: dict[str, Any] = {
         "interleave": parts.interleave(lambda part: samples.skip(10 * part).take(10).shuffle(10)),
-        "flat_map": parts.flat_map(lambda part: samples.skip(10 * part).take(10).shuffle(10)),
         "cut": (x[rank::2], y[rank::2]),
         "drawn": (np.random.normal(size=x.shape), y),
         "sequence": ShufflesItself(),
@@ -167,7 +166,6 @@ def ranks_with_other_samples_are_found_out() -> dict:
             lambda label: (tf.random.normal([FEATURES]), label)
         ),
         "not compared": (np.random.normal(size=x.shape), y),
-        "alike": (x.copy(), y.copy()),
     }
     outcome = {}
     for name, of_rank in given.items():
@@ -189,13 +187,10 @@ def ranks_without_validation_batches_are_told_so() -> dict:
         "none": (x, y) if rank == 0 else None,
         "one sample": (x[:1][rank::2], y[:1][rank::2]),
         "empty": empty,
-        "all": (x[rank::2], y[rank::2]),
         "all, of unknown length": tf.data.Dataset.from_tensor_slices((x[rank::2], y[rank::2]))
         .filter(lambda one, target: True)
         .batch(4),
     }.items():
-        if name == "one sample" and not hasattr(keras, "ops"):
-            continue  # tf_keras itself refuses arrays without a row, on the rank that has them
         model = network()
         model.compile("sgd", "mse")
         balance = LoadBalance("bsp", global_batch=BATCH)
@@ -213,7 +208,7 @@ def _said(fit: Callable[[], Any]) -> str:
     return ""
 
 
-def what_cannot_work() -> dict:
+def what_cannot_be_fitted() -> dict:
     """Attempt and refusal, before the first round."""
     x, y = data()
 
@@ -234,36 +229,44 @@ def what_cannot_work() -> dict:
 
         fit(optimizer=horovod.DistributedOptimizer(keras.optimizers.SGD(0.1)))
 
+    return _refusals(
+        {
+            "forgotten resize_batches": forgotten,
+            "batches from elsewhere": lambda: fit(tf.data.Dataset.from_tensor_slices((x, y)).batch(4)),
+            "XLA": lambda: fit(jit_compile=True),
+            "steps_per_execution": lambda: fit(steps_per_execution=2),
+            "horovod's own optimizer": horovods_own,
+        }
+    )
+
+
+def what_cannot_work() -> dict:
+    x, y = data()
     balance = LoadBalance(global_batch=BATCH)
-    attempts: dict[str, Callable[[], Any]] = {
-        "forgotten resize_batches": forgotten,
-        "batches from elsewhere": lambda: fit(tf.data.Dataset.from_tensor_slices((x, y)).batch(4)),
-        "XLA": lambda: fit(jit_compile=True),
-        "steps_per_execution": lambda: fit(steps_per_execution=2),
-        "horovod's own optimizer": horovods_own,
-        "small batch": lambda: LoadBalance(global_batch=1),
-        "policy": lambda: LoadBalance("lbbsp", global_batch=BATCH),
-        "local layers": lambda: LoadBalance(sync="d-psgd", global_batch=BATCH, local_layers=[keras.layers.Dense(1)]),
-        "lists": lambda: resize_batches(([[1.0]], [[2.0]]), balance),
-        "lengths": lambda: resize_batches((x, y[:-1]), balance),
-        "balance": lambda: resize_batches((x, y), 32),
-        "prefetch of a dataset": lambda: resize_batches(
-            tf.data.Dataset.from_tensor_slices(x), LoadBalance(global_batch=BATCH), prefetch=1
-        ),
-        "prefetch": lambda: resize_batches((x, y), balance, prefetch=-1),
-        "prefetch of what is not known": lambda: resize_batches(
-            (x, y), LoadBalance(NonBlocking(2), global_batch=BATCH), prefetch=1
-        ),
-        "shuffled batches": lambda: resize_batches((x, y), balance).shuffle(3),
-        "batched again": lambda: resize_batches((x, y), balance).batch(3),
-        "warm-up": lambda: LearningRateWarmup(0.1, warmup_epochs=0),
-        "schedule": lambda: LearningRateSchedule(0.1, 0.5, start_epoch=3, end_epoch=3),
-    }
-    refusals = {}
-    for name, attempt in attempts.items():
-        try:
-            attempt()
-            refusals[name] = ""
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is reported
-            refusals[name] = f"{type(error).__name__}: {error}"
-    return refusals
+    return _refusals(
+        {
+            "small batch": lambda: LoadBalance(global_batch=1),
+            "policy": lambda: LoadBalance("lbbsp", global_batch=BATCH),
+            "local layers": lambda: LoadBalance(
+                sync="d-psgd", global_batch=BATCH, local_layers=[keras.layers.Dense(1)]
+            ),
+            "lists": lambda: resize_batches(([[1.0]], [[2.0]]), balance),
+            "lengths": lambda: resize_batches((x, y[:-1]), balance),
+            "balance": lambda: resize_batches((x, y), 32),
+            "prefetch of a dataset": lambda: resize_batches(
+                tf.data.Dataset.from_tensor_slices(x), LoadBalance(global_batch=BATCH), prefetch=1
+            ),
+            "prefetch": lambda: resize_batches((x, y), balance, prefetch=-1),
+            "prefetch of what is not known": lambda: resize_batches(
+                (x, y), LoadBalance(NonBlocking(2), global_batch=BATCH), prefetch=1
+            ),
+            "shuffled batches": lambda: resize_batches((x, y), balance).shuffle(3),
+            "batched again": lambda: resize_batches((x, y), balance).batch(3),
+            "warm-up": lambda: LearningRateWarmup(0.1, warmup_epochs=0),
+            "schedule": lambda: LearningRateSchedule(0.1, 0.5, start_epoch=3, end_epoch=3),
+        }
+    )
+
+
+def _refusals(attempts: dict[str, Callable[[], Any]]) -> dict[str, str]:
+    return {name: _said(attempt) for name, attempt in attempts.items()}

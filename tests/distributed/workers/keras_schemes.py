@@ -159,10 +159,8 @@ def compared(mine: list[np.ndarray], *trained: Any) -> dict[str, float]:
 
 
 CASES: dict[str, Callable[[], Any]] = {
-    "non-blocking": lambda: case(lambda: NonBlocking(3)),
     "elastic-bsp": lambda: case(supersteps),
     "elastic-bsp, local": lambda: case(lambda: supersteps(updates="local"), kind="local"),
-    "d-psgd": lambda: case(BSP, "d-psgd"),
     "d-psgd, every round another": lambda: case(lambda: EveryRoundAnother(4), "d-psgd"),
     "lb-non-blocking": lambda: case(lambda: LBNonBlocking(micro_batches=3)),
     "non-blocking, matcha": lambda: case(lambda: NonBlocking(3), "matcha"),

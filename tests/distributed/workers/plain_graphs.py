@@ -1,8 +1,7 @@
 """To be imported before TensorFlow runs anything: graphs then run as they were traced, and are not optimised first.
 
 Optimising takes a quarter of the processor time of a small ``fit``. It is TensorFlow's, and knows no version of Keras
-and no change of ranks. So ranks run without it but where weights of many kinds of training are compared: exactness and
-ported scripts on Keras 3, whose workers call `optimise`.
+and no change of ranks. So ranks run without it but in the tests of exactness on Keras 3, whose worker calls `optimise`.
 """
 
 import tensorflow as tf
