@@ -28,8 +28,8 @@ GATES = "scripts/gates"
 # or shared machine may take several times as long as a quiet one.
 LIMIT_S = 80 * 60.0
 # For the unit tests, which are of one process; tests of ranks start their own processes. Each process imports what any
-# of its tests needs, so Keras's tests share one, and PyTorch's another. For the others there is one more than
-# processors, since many tests wait; each collects all tests, which takes it 3 s, and in a fresh clone 10 s.
+# of its tests needs, so Keras's tests share one, and PyTorch's another. For the others there is one for each
+# processor; each collects all tests, which takes it 3 s, and in a fresh clone 10 s.
 OF_KERAS = ("tests/unit/keras_callbacks",)
 OF_TORCH = (
     "tests/unit/torch_hooks",
@@ -41,7 +41,7 @@ OF_TORCH = (
     "tests/unit/telemetry/test_exports.py",
     "tests/unit/testing/test_docs_python.py",
 )
-SIDE_BY_SIDE = (f"--numprocesses={min((os.cpu_count() or 1) + 1, 4)}", "--dist=worksteal")
+SIDE_BY_SIDE = (f"--numprocesses={min(os.cpu_count() or 1, 4)}", "--dist=worksteal")
 # What runs beside which tests, the first of these that run: they leave a processor alone at times, ranks more often
 # than unit tests, and these need but one. Ray's tests wait for its nodes and workers to start.
 BESIDE = {"types": ("distributed", "unit"), "ray": ("unit",), "wheel": ("distributed",)}

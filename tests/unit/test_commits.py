@@ -33,11 +33,20 @@ class Job:
 
 
 @pytest.mark.parametrize(
-    ("round_s", "commit_s"), [(1.0, 0.16), (0.1, 0.0005), (0.002, 0.0013), (1.0, 0.01), (0.05, 20.0)]
+    ("round_s", "commit_s", "rounds"),
+    [
+        (1.0, 0.16, 20_000),
+        (0.1, 0.0005, 20_000),
+        (0.002, 0.0013, 20_000),
+        (1.0, 0.01, 20_000),
+        (0.05, 20.0, 200_000),
+    ],
 )
-def test_in_the_long_run_commits_take_no_more_than_their_share_and_with_one_round_less_they_would(round_s, commit_s):
+def test_in_the_long_run_commits_take_no_more_than_their_share_and_with_one_round_less_they_would(
+    round_s, commit_s, rounds
+):
     job = Job()
-    for _ in range(200_000):
+    for _ in range(rounds):
         job.round(round_s, commit_s)
     apart = job.commits[-1] - job.commits[-2]
     assert commit_s / (commit_s + apart * round_s) <= SHARE

@@ -169,7 +169,7 @@ jobs = {
     "seed": st.integers(0, 2**16),
     "stop_every": st.sampled_from([0, 1, 2, 5]),
 }
-thorough = settings(derandomize=True, max_examples=150, deadline=None)
+thorough = settings(derandomize=True, max_examples=60, deadline=None)
 
 
 @given(length=st.integers(1, 70), lead=st.integers(0, 3), least=st.sampled_from([1, 1, 6]), **jobs)

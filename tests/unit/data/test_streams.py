@@ -25,7 +25,7 @@ rounds = st.lists(
 
 
 @given(rounds, st.integers(1, 60), st.integers(1, 20))
-@settings(derandomize=True, max_examples=300, deadline=None)
+@settings(derandomize=True, max_examples=100, deadline=None)
 def test_a_whole_stream_deals_what_a_permutation_in_order_deals(asked, length, least):
     stream, permutation = shared(length, least), SharedPermutation(length)
     workers = len(asked[0][0])
@@ -48,7 +48,7 @@ def test_a_whole_stream_deals_what_a_permutation_in_order_deals(asked, length, l
 
 
 @given(rounds, st.integers(1, 60), st.integers(0, 2))
-@settings(derandomize=True, max_examples=200, deadline=None)
+@settings(derandomize=True, max_examples=80, deadline=None)
 def test_every_sample_is_done_once_whatever_ends_early_and_wherever_it_is_resumed(asked, length, interrupted):
     stream = shared(length)
     visited: list[int] = []

@@ -75,16 +75,15 @@ def clipping(**how):
 
 
 @pytest.mark.parametrize(
-    "how",
+    ("how", "policy"),
     [
-        {"how": lambda gradients: tf.clip_by_global_norm(gradients, 0.1)[0]},
-        {"how": lambda gradients: [tf.clip_by_value(g, -0.1, 0.1) for g in gradients]},
-        {"how": lambda gradients: [tf.where(tf.math.is_nan(g), 0.0, g) for g in gradients]},
-        {"perturbs": True},
+        ({"how": lambda gradients: tf.clip_by_global_norm(gradients, 0.1)[0]}, "bsp"),
+        ({"how": lambda gradients: [tf.clip_by_value(g, -0.1, 0.1) for g in gradients]}, "bsp"),
+        ({"how": lambda gradients: [tf.where(tf.math.is_nan(g), 0.0, g) for g in gradients]}, SEVERAL),
+        ({"perturbs": True}, SEVERAL),
     ],
     ids=["by norm", "by value", "without NaN", "SAM"],
 )
-@pytest.mark.parametrize("policy", ["bsp", SEVERAL], ids=["one", "several"])
 def test_gradients_that_a_step_changes_before_they_are_summed_are_told_of_once(how, policy, caplog):
     fit(clipping(**how), policy)
     (warning,) = [r.getMessage() for r in caplog.records if "changes gradients" in r.getMessage()]

@@ -45,8 +45,8 @@ def of_share(share: float) -> float:
     return REFERENCE * share / (1 - share)
 
 
-@pytest.mark.parametrize("share", [0.3, 0.5, 0.75, 0.9])
-@pytest.mark.parametrize(("noise", "factor"), [(0.0, 1.2), (0.02, 1.5), (0.05, 2.0)])
+@pytest.mark.parametrize("share", [0.3, 0.9])
+@pytest.mark.parametrize(("noise", "factor"), [(0.0, 1.2), (0.05, 2.0)])
 def test_it_is_found_where_batches_change(share, noise, factor):
     """Also on ranks of unequal speed: the second takes three times as long for both parts."""
     found = np.array([fed(SPLITS, of_share(share), noise, seed, slower=[1.0, 3.0]).samples for seed in range(10)])

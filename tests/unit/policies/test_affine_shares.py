@@ -79,8 +79,8 @@ def test_equal_ranks_stay_equal_whatever_part_of_a_step_is_fixed(ratio):
         assert np.abs(np.median(shares, axis=0) - 64).max() <= 3
 
 
-@pytest.mark.parametrize("factor", [2.0, 3.0, 10.0])
-@pytest.mark.parametrize("ratio", [0.3, 0.8, 1.6, 3.0, 10.0])
+@pytest.mark.parametrize("factor", [2.0, 10.0])
+@pytest.mark.parametrize("ratio", [0.3, 1.6, 10.0])
 def test_a_split_that_a_passing_slowdown_has_left_behind_is_left(ratio, factor):
     """Plain speeds stayed at (127, 1): nothing there tells that the other rank would take more as fast."""
     passing = [1.0] * 40 + [factor] * 30

@@ -86,8 +86,8 @@ def test_tolerance_zero_follows_every_prediction():
     assert play(speeds, LBBSP("memoryless", tolerance=0.0))[1] > 90
 
 
-@pytest.mark.parametrize("fixed_ms", [5.5, 5.9, 6.3, 7.0])
-@pytest.mark.parametrize("sample_ms", [0.002, 0.007, 0.02])
+@pytest.mark.parametrize("fixed_ms", [5.5, 6.3])
+@pytest.mark.parametrize("sample_ms", [0.002, 0.02])
 def test_where_time_hardly_depends_on_the_batch_no_rank_drifts_to_a_few_samples(fixed_ms, sample_ms):
     """By speeds alone a split confirms itself: equal ranks came to 1:63, which saves nothing."""
     for seed in range(2):

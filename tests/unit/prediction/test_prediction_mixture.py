@@ -134,7 +134,7 @@ def test_a_change_after_long_sameness_is_followed(sudden):
 
 
 @pytest.mark.parametrize("kind", ["noise", "walk"])
-@pytest.mark.parametrize("factor", [1 / 1000, 1 / 10, 1000], ids=["a thousandth", "a tenth", "a thousandfold"])
+@pytest.mark.parametrize("factor", [1 / 1000, 1000], ids=["a thousandth", "a thousandfold"])
 def test_one_strange_round_costs_little_for_hundreds_of_rounds_and_nothing_later(kind, factor):
     """From 40 rounds after it on, against a twin that never saw it."""
     ratios = []

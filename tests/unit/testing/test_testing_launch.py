@@ -47,9 +47,9 @@ def preloaded():
         yield preloaded
 
 
-@pytest.fixture(params=["ranks of their own", "forked ranks"])
+@pytest.fixture(params=["ranks of their own"])  # those of tests/distributed are forked, which some tests here ask for
 def run(request, tmp_path):
-    """Launch a script given as text. All holds of ranks that are forked from a process with its imports done, too."""
+    """Launch a script given as text."""
     forked = request.getfixturevalue("preloaded").variables if request.param == "forked ranks" else {}
     folder = tmp_path / "bin"
     folder.mkdir()

@@ -242,7 +242,7 @@ def test_rho_on_a_complete_graph_by_the_law_of_the_number_drawn():
         )
 
 
-@pytest.mark.parametrize("graph", [ring(9), complete(12), barbell(5, 2), GRAPHS[-1], tori()[2]])
+@pytest.mark.parametrize("graph", [ring(9), barbell(5, 2), tori()[2]])
 def test_rho_by_drawn_rounds(graph):
     """Of rounds as production draws them, half choose the worst direction, and the others shrink it by rho."""
     m = matcha(graph, 0.4)
@@ -251,10 +251,10 @@ def test_rho_by_drawn_rounds(graph):
     assert ((w[1::2] @ worst) ** 2).sum(axis=1).mean() == pytest.approx(m.rho, rel=0.03)
 
 
-@pytest.mark.parametrize("budget", [0.1, 0.3, 0.5, 0.8, 1.0])
+@pytest.mark.parametrize("budget", [0.1, 0.5, 1.0])
 def test_no_round_makes_disagreement_larger(budget):
     """Whatever matchings are drawn, the spectral norm of W is at most 1: also for all of them together."""
-    for graph in [*(ring(n) for n in (4, 8, 9, 64)), *(complete(n) for n in (4, 5, 16, 33)), *tori(), *random_graphs()]:
+    for graph in [*(ring(n) for n in (4, 9, 64)), *(complete(n) for n in (4, 5, 33)), *tori(), *random_graphs()]:
         m = matcha(graph, budget)
         assert m.rho < 1
         assert sum(m.probabilities) == pytest.approx(budget * len(m.matchings))

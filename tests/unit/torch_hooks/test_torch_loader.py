@@ -110,15 +110,15 @@ def single(unreadable, rounds):
     return model
 
 
-@pytest.mark.parametrize("moment", ["never", "forward", "backward"])
-@pytest.mark.parametrize("micro_batch", [None, 2, 3])
+@pytest.mark.parametrize("moment", ["never", "backward"])
+@pytest.mark.parametrize("micro_batch", [None, 3])
 @pytest.mark.parametrize(
     "unreadable",
-    [{8, 9}, {10, 11}, {13, 14, 15}, {8, 9, 13, 14, 15}, set(range(8, 15)), set(range(8, 16))],
-    ids=["first", "second", "last", "first and last", "all but the last", "all"],
+    [{10, 11}, {8, 9, 13, 14, 15}, set(range(8, 15)), set(range(8, 16))],
+    ids=["second", "first and last", "all but the last", "all"],
 )
 def test_micro_batches_and_parts_in_which_nothing_is_left_are_passed_over(unreadable, micro_batch, moment):
-    """Of the second round, in which memory runs short once: in the backward pass, too, with some gradients gone."""
+    """Of the second round, in which memory runs short once, in the backward pass: some gradients are gone."""
     model, balance, loader, optimizer = begun(
         BSP(max_micro_batch=micro_batch), Unreadable(unreadable), collate_fn=indices, samples_of=len
     )
@@ -126,18 +126,17 @@ def test_micro_batches_and_parts_in_which_nothing_is_left_are_passed_over(unread
     balance._session.balancer.observer = lambda finished: used.append(finished.table.total)
     shortages = [moment]
 
-    def runs_short(now, size):
-        if balance.rounds == 1 and size > 1 and now in shortages:
+    def runs_short(size):
+        if balance.rounds == 1 and size > 1 and "backward" in shortages:
             shortages.clear()
             raise torch.OutOfMemoryError(f"{size} samples do not fit")
 
     for index in loader:
         assert len(index), "it is never yielded"
         with balance.surviving_out_of_memory():
-            runs_short("forward", len(index))
             optimizer.zero_grad()
             hidden = model[:3](X[index])
-            hidden.register_hook(lambda gradient, size=len(index): runs_short("backward", size))  # noqa: B008 - of this batch
+            hidden.register_hook(lambda gradient, size=len(index): runs_short(size))  # noqa: B008 - of this batch
             functional.mse_loss(model[3:](hidden), Y[index]).backward()
             optimizer.step()
     assert used == [BATCH, BATCH - len(unreadable)]

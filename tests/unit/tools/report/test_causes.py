@@ -364,7 +364,7 @@ NUMBERS = st.floats(0.0, 1e3) | st.just(float("nan"))
 
 
 @given(st.data(), st.integers(1, 4), st.integers(0, 12))
-@settings(derandomize=True, max_examples=100, deadline=None)
+@settings(derandomize=True, max_examples=40, deadline=None)
 def test_any_file_that_can_be_read_is_answered_for_each_rank(data, workers, rounds):
     def column():
         return np.array(data.draw(st.lists(NUMBERS, min_size=rounds * workers, max_size=rounds * workers)), dtype=float)

@@ -214,9 +214,13 @@ def test_a_run_cut_short_is_reported_and_says_so(tmp_path, capsys):
     assert "This report is partial." in path.with_suffix(".html").read_text()
 
 
-@pytest.mark.parametrize("value", [-(2.0**52), -1.0, 0.0, 1e-300, 1e-12, 1e9, 2.0**52, None])
 @pytest.mark.parametrize(
-    "key", ["compute_s", "input_s", "wait_s", "samples_per_s", "once_s", "fixed_samples", "slope_s", "intercept_s"]
+    ("key", "value"),
+    [
+        *(("compute_s", value) for value in (-(2.0**52), -1.0, 0.0, 1e-300, 1e-12, 1e9, 2.0**52, None)),
+        *((key, value) for key in ("input_s", "wait_s", "fixed_samples") for value in (-1.0, 1e-300, 2.0**52)),
+        *((key, value) for key in ("samples_per_s", "once_s", "slope_s", "intercept_s") for value in (-1.0, 2.0**52)),
+    ],
 )
 def test_figures_that_cannot_be_true_of_one_rank_leave_a_report_of_the_rest(tmp_path, capsys, key, value):
     """One rank's figure is absurd in every round: a report with the true figures, and none that is no number."""
