@@ -52,10 +52,12 @@ TORCH = ("horovod.torch", "torch_hooks", "torch._dynamo", "sklearn.datasets", LA
     # gains nothing with TensorFlow, whose ranks fork nothing.
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }  # fmt: skip
+TORCH_ALONE = "PyTorch alone"  # a rank that torchrun starts again looks at its store when it imports torch_hooks
 OF_TENSORFLOW = "tests.distributed.workers.without_stacks", "tests.distributed.workers.plain_graphs"
 FRAMEWORKS = {
     "torch": Framework(*TORCH),
     "torch.distributed": Framework(*TORCH, {"HVD_HETERO_TEST_WIRE": "torch.distributed"}),
+    TORCH_ALONE: Framework(("torch", "torch._dynamo", "sklearn.datasets", "torch.distributed.run"), TORCH[1]),
     "Keras 3": Framework(
         ("horovod.tensorflow", "keras_callbacks", "sklearn.datasets", *OF_TENSORFLOW, LAUNCHER),
         {"TF_USE_LEGACY_KERAS": "0", **QUIET},

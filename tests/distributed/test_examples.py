@@ -80,20 +80,18 @@ def test_a_rank_that_is_killed_costs_no_sample_under_torchrun_with_and_without_a
     """All begin again from the file, and end with the accuracy of a job that nothing has happened to."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = ["--master-addr", "127.0.0.1", "--master-port", str(free.getsockname()[1])]
-    alone = torchrun(2)
+    alone, again = torchrun(2), ["--max-restarts", "1"]
     example, *arguments = [EXAMPLES / "torch_torchrun.py", "--epochs", 4, "--save"]
+    restarted = "restarts.py", [example, *arguments]
     jobs = {
         "whole": (alone, example, arguments),
-        "no port": ([*alone, "--max-restarts", "1"], "restarts.py", [example, *arguments]),
-        "port": (
-            [*(word for word in alone if word != "--standalone"), *port, "--max-restarts", "1"],
-            "restarts.py", [example, *arguments],
-        ),
-    }  # fmt: skip
+        "no port": ([*alone, *again], *restarted),
+        "port": ([*(word for word in alone if word != "--standalone"), *port, *again], *restarted),
+    }
     told = {}
     for name, (starter, script, words) in jobs.items():
-        # Not of a process that has imported torch_hooks: a rank that is started again looks at its store on import.
-        done = launch(script, 2, [*words, tmp_path / name], starter=starter, timeout_s=TORCH_S)
+        options = {"framework": "PyTorch alone", "starter": starter, "timeout_s": TORCH_S}
+        done = launch(script, 2, [*words, tmp_path / name], **options)
         told[name] = re.findall(r"epoch (\d): accuracy ([\d.]+)", done.stdout[0])
         assert [int(epoch) for epoch, _ in told[name]] == [1, 2, 3, 4], "an epoch is not done again"
         assert told[name][-1] == told["whole"][-1]

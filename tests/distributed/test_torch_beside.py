@@ -33,10 +33,11 @@ def ranks(request, pool):
         yield ranks
 
 
-def of(*kinds: str):
-    """Jobs on which these reducers are."""
-    found = [job for job in JOBS if any((kind == "horovod") == ("Horovod" in job) for kind in kinds)]
-    return pytest.mark.parametrize("ranks", found, indirect=True)
+def of(*kinds: str, ranks: int):
+    """Jobs of so many ranks on which one of these reducers is."""
+    wires = {"Horovod" if kind == "horovod" else "torch.distributed" for kind in kinds}
+    found = [f"{ranks} ranks of {wire}" for wire in sorted(wires)]
+    return pytest.mark.parametrize("ranks", found, indirect=True, scope="module")
 
 
 def require_exact(outcome):
@@ -45,25 +46,56 @@ def require_exact(outcome):
     assert outcome["visited"]
 
 
-@of("ddp")
+# All cases on two ranks, on three those in which it matters how many ranks there are.
+OF_THREE = {
+    "ddp": ["momentum", "static", "k = 3", "max_micro_batch"],
+    "fsdp": ["momentum", "k = 3"],
+    "horovod": ["momentum", "static", "sums"],
+}
+
+
+class Exact:
+    def test_it_trains_as_one_process_does(self, ranks, case):
+        require_exact(ranks[0][f"{self.kind}: {case}"])
+
+
+@of("ddp", ranks=2)
 @pytest.mark.parametrize("case", EXACT["ddp"])
-def test_ddp_trains_as_one_process_does(ranks, case):
-    require_exact(ranks[0][f"ddp: {case}"])
+class TestDDPOnTwoRanks(Exact):
+    kind = "ddp"
 
 
-@of("fsdp")
+@of("ddp", ranks=3)
+@pytest.mark.parametrize("case", OF_THREE["ddp"])
+class TestDDPOnThreeRanks(Exact):
+    kind = "ddp"
+
+
+@of("fsdp", ranks=2)
 @pytest.mark.parametrize("case", EXACT["fsdp"])
-def test_fsdp2_trains_as_one_process_does(ranks, case):
-    require_exact(ranks[0][f"fsdp: {case}"])
+class TestFSDP2OnTwoRanks(Exact):
+    kind = "fsdp"
 
 
-@of("horovod")
+@of("fsdp", ranks=3)
+@pytest.mark.parametrize("case", OF_THREE["fsdp"])
+class TestFSDP2OnThreeRanks(Exact):
+    kind = "fsdp"
+
+
+@of("horovod", ranks=2)
 @pytest.mark.parametrize("case", EXACT["horovod"])
-def test_horovods_own_optimizer_trains_as_one_process_does(ranks, case):
-    require_exact(ranks[0][f"horovod: {case}"])
+class TestHorovodsOwnOptimizerOnTwoRanks(Exact):
+    kind = "horovod"
 
 
-@pytest.mark.parametrize("ranks", ["2 ranks of torch.distributed"], indirect=True)
+@of("horovod", ranks=3)
+@pytest.mark.parametrize("case", OF_THREE["horovod"])
+class TestHorovodsOwnOptimizerOnThreeRanks(Exact):
+    kind = "horovod"
+
+
+@of("ddp", ranks=2)
 @pytest.mark.parametrize("case", ["0, k = 1", "0, k = 3", "1, k = 1", "1, k = 3"])
 def test_deepspeeds_engine_trains_as_one_process_does(ranks, case):
     pytest.importorskip("deepspeed")
@@ -73,12 +105,12 @@ def test_deepspeeds_engine_trains_as_one_process_does(ranks, case):
     assert outcome["visited"]
 
 
-@of("fsdp")
+@of("fsdp", ranks=2)
 def test_mixed_precision_of_fsdp2_is_near(ranks):
     assert 0 < ranks[0]["fsdp: mixed precision"]["difference"] < 0.02
 
 
-@of("ddp")
+@of("ddp", ranks=2)
 def test_the_hard_cases_did_occur(ranks):
     """Splits that change all the time, and unequal micro-batches in equal numbers."""
     assert ranks[0]["ddp: momentum"]["splits"] >= 5
@@ -90,11 +122,23 @@ def test_the_hard_cases_did_occur(ranks):
     assert ranks[0]["ddp: static"]["micro_batches"] == [1], "shares of a batch"
 
 
-@pytest.mark.parametrize("how", ["ddp", "fsdp", "fsdp, checkpointed", "horovod"])
-@pytest.mark.parametrize("ranks", list(JOBS), indirect=True)
-def test_a_rank_times_its_own_work(ranks, how, request):
-    if (how == "horovod") != ("Horovod" in request.node.callspec.params["ranks"]):
-        pytest.skip("another reducer")
+@of("ddp", ranks=2)
+@pytest.mark.parametrize("how", ["ddp", "fsdp, checkpointed"])
+def test_a_rank_times_its_own_work(ranks, how):
+    require_own_time(ranks, how)
+
+
+@of("fsdp", ranks=3)
+def test_three_ranks_time_their_own_work_under_fsdp2(ranks):
+    require_own_time(ranks, "fsdp")
+
+
+@of("horovod", ranks=2)
+def test_a_rank_times_its_own_work_beside_horovods_optimizer(ranks):
+    require_own_time(ranks, "horovod")
+
+
+def require_own_time(ranks, how):
     outcome = ranks[0][f"{how}: own time"]
     slept_s = outcome["slept_s"]
     for rank, slept in enumerate(slept_s):
@@ -105,14 +149,18 @@ def test_a_rank_times_its_own_work(ranks, how, request):
     assert waits[0] > 0.8 * (slept_s[-1] - slept_s[0])
 
 
-@pytest.mark.parametrize(
-    "case",
-    ["ddp: slow rank", "fsdp: slow rank", "ddp: slow rank, k = 3", "fsdp: slow rank, k = 3", "horovod: slow rank"],
-)
-@pytest.mark.parametrize("ranks", ["2 ranks of torch.distributed", "2 ranks of Horovod"], indirect=True)
-def test_lb_bsp_gives_the_slow_rank_less(ranks, case, request):
-    if ("horovod" in case) != ("Horovod" in request.node.callspec.params["ranks"]):
-        pytest.skip("another reducer")
+@of("ddp", ranks=2)
+@pytest.mark.parametrize("case", ["ddp: slow rank", "fsdp: slow rank, k = 3"])
+def test_lb_bsp_gives_the_slow_rank_less(ranks, case):
+    require_less_for_the_slow_rank(ranks, case)
+
+
+@of("horovod", ranks=2)
+def test_lb_bsp_gives_the_slow_rank_less_beside_horovods_optimizer(ranks):
+    require_less_for_the_slow_rank(ranks, "horovod: slow rank")
+
+
+def require_less_for_the_slow_rank(ranks, case):
     plans = ranks[0][case]["plans"]
     # Of the whole second half, and with room above: on a busy machine, hitches of one rank move single plans.
     fast, slow = (statistics.median(shares) for shares in zip(*plans[len(plans) // 2 :], strict=True))
@@ -132,13 +180,13 @@ def test_the_report_names_the_slow_rank_and_its_cause(ranks, how, cause):
     assert f"Rank {slow}" in told["verdict"]
 
 
-@of("ddp")
+@of("ddp", ranks=2)
 def test_a_training_under_torchrun_goes_on_from_a_file(ranks):
     for rank in ranks:
         assert rank["ddp: saved"] == {"began": 11, "apart": 0.0}
 
 
-@of("horovod")
+@of("horovod", ranks=2)
 @pytest.mark.parametrize("keep", ["saved", "committed"])
 def test_a_training_with_horovods_own_optimizer_goes_on_where_it_was_kept(ranks, keep):
     for rank in ranks:
@@ -146,7 +194,7 @@ def test_a_training_with_horovods_own_optimizer_goes_on_where_it_was_kept(ranks,
         assert rank[f"horovod: {keep}"]["apart"] <= 1e-14, "Horovod sums in another order now and then"
 
 
-@of("fsdp")
+@of("fsdp", ranks=2)
 def test_a_sharded_model_does_not_go_into_one_file(ranks):
     for rank in ranks:
         assert re.match("ValueError: model is sharded.*torch.distributed.checkpoint", rank["fsdp: saved"])
@@ -173,13 +221,13 @@ def test_a_sharded_model_does_not_go_into_one_file(ranks):
         ("weighted twice", "RoundStateError: scale.. beside a DistributedOptimizer"),
     ],
 )
-@pytest.mark.parametrize("ranks", ["2 ranks of torch.distributed", "2 ranks of Horovod"], indirect=True)
+@of("ddp", "horovod", ranks=2)
 def test_what_goes_wrong_is_told(ranks, attempt, message):
     for rank in ranks:
         assert re.match(message, rank["attempts"][attempt])
 
 
-@pytest.mark.parametrize("ranks", ["2 ranks of torch.distributed"], indirect=True)
+@of("ddp", ranks=2)
 @pytest.mark.parametrize(
     ("attempt", "message"),
     [
@@ -195,7 +243,7 @@ def test_what_goes_wrong_beside_ddp_is_told(ranks, attempt, message):
         assert re.match(message, rank["attempts"][attempt])
 
 
-@pytest.mark.parametrize("ranks", ["2 ranks of Horovod"], indirect=True)
+@of("horovod", ranks=2)
 @pytest.mark.parametrize(
     ("attempt", "message"),
     [

@@ -7,12 +7,8 @@ import pytest
 pytestmark = pytest.mark.distributed
 EXACT = [
     "bsp",
-    "micro-batches",
-    "lb-bsp",
-    "static",
     "static, one rank without data",
     "every round another",
-    "self-adaptive",
     "non-blocking",
     "elastic-bsp",
     "momentum",

@@ -18,7 +18,7 @@ from ranks import DEVICE, hvd
 from torch.nn import functional
 from torch_common import flat
 
-from hvd_hetero.policies import BSP, ElasticBSP, NonBlocking, Policy, StaticAllocation
+from hvd_hetero.policies import ElasticBSP, NonBlocking, Policy, StaticAllocation
 from hvd_hetero.topology import matcha, ring
 from hvd_hetero.topology.mixing import MatchaMixing, Mixing
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance
@@ -183,12 +183,10 @@ def half() -> MatchaMixing:
 
 
 CASES: dict[str, Callable[[], Any]] = {
-    "bsp, d-psgd": lambda: case(BSP, "d-psgd", sgd, with_neighbours),
     "static, d-psgd": lambda: case(
         lambda: StaticAllocation([1, 3, 2, 1][: hvd.size()]), "d-psgd", sgd, with_neighbours
     ),
     "non-blocking, d-psgd": lambda: case(lambda: NonBlocking(4), "d-psgd", sgd, with_neighbours),
-    "bsp, matcha": lambda: case(BSP, "matcha", adam, with_neighbours),
     "non-blocking, matcha": lambda: case(lambda: NonBlocking(4), half(), sgd, with_neighbours),
     "elastic-bsp, local, momentum": lambda: case(
         lambda: ElasticBSP(4, updates="local"), "allreduce", sgd, with_local_updates

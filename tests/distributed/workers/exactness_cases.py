@@ -110,11 +110,10 @@ def policies(ranks: int) -> dict[str, Callable[[], Policy]]:
 def cases(ranks: int) -> list[Case]:
     made = [Case(policy) for policy in policies(ranks)]
     made += [Case("every round another", "adam")]
-    float32 = ("bsp", "static", "every round another", "non-blocking")
-    made += [Case(policy, dtype=torch.float32) for policy in float32]
-    orders = [("bsp", order) for order in OTHER_ORDERS]
-    orders += [("every round another", order) for order in OTHER_ORDERS if "model" not in order]  # in rounds of several
-    orders += [(policy, "zero_grad last") for policy in ("lb-bsp", "bsp in micro-batches", "elastic-bsp")]
+    made += [Case(policy, dtype=torch.float32) for policy in ("static", "non-blocking")]
+    orders = [("bsp", order) for order in OTHER_ORDERS if "model" in order]  # only where a round is one micro-batch
+    orders += [("every round another", order) for order in OTHER_ORDERS if "model" not in order]
+    orders += [("elastic-bsp", "zero_grad last")]
     return made + [Case(policy, order=order) for policy, order in orders]
 
 
