@@ -27,7 +27,7 @@ def outcome(ranks):
     return ranks[0]
 
 
-# Which optimizer it is has nothing to do with how many ranks there are.
+# What a loop does with its optimizer has nothing to do with the wire and with how many ranks there are.
 on_two_ranks = pytest.mark.parametrize("ranks", ["2 ranks"], indirect=True, scope="module")
 
 
@@ -66,6 +66,7 @@ def test_options_become_those_of_rank_0_with_their_types(ranks):
             assert case == {"same": True, "parameters apart": 0.0}, name
 
 
+@on_two_ranks
 def test_parameters_that_are_not_trained_are_broadcast_too(ranks):
     for rank in ranks:
         assert rank["parameters_without_gradients_are_broadcast"] == {
@@ -73,6 +74,7 @@ def test_parameters_that_are_not_trained_are_broadcast_too(ranks):
         }  # fmt: skip
 
 
+@on_two_ranks
 def test_several_optimizers_in_one_job_do_not_meet(outcome):
     case = outcome["state_with_several_optimizers"]
     assert case == {"parameters apart": 0.0, "state apart": 0.0, "entries": [16, 4], "steps": 4.0}
@@ -90,6 +92,7 @@ def test_the_difference_between_ranks_stays_zero(outcome):
     assert outcome["ranks_do_not_drift"] == {"parameters apart": 0.0, "state apart": 0.0}
 
 
+@on_two_ranks
 def test_names_must_be_unique_and_complete_or_are_made(outcome):
     case = outcome["names"]
     assert re.match("ValueError: names in named_parameters must be unique, repeated: bias, weight", case["duplicate"])
@@ -101,10 +104,12 @@ def test_names_must_be_unique_and_complete_or_are_made(outcome):
     assert case["rates"] == [0.1, 0.01]
 
 
+@on_two_ranks
 def test_gradients_can_be_turned_off_and_on(outcome):
     assert outcome["gradients_are_turned_off_and_on"] == {"only the active one": True, "apart": 0.0}
 
 
+@on_two_ranks
 def test_the_gradient_of_all_ranks_is_clipped(outcome):
     case = outcome["clipping"]
     assert case["ready"]
@@ -119,6 +124,7 @@ def test_step_after_synchronize_uses_the_sums_as_they_are(outcome):
     assert outcome["a_step_after_synchronize_does_not_synchronise_twice"]["difference"] < 1e-7
 
 
+@on_two_ranks
 def test_several_backward_passes_make_one_update(outcome):
     case = outcome["several_backward_passes_per_step"]
     assert case["difference"] < 1e-14
@@ -150,6 +156,7 @@ def test_uneven_data_needs_no_join(outcome):
     assert case["apart"] == 0.0
 
 
+@on_two_ranks
 def test_gradients_are_cleared_to_none_or_to_zero(outcome):
     case = outcome["zero_grad_in_both_ways"]
     assert case["True"]["left"] == [None] * 4

@@ -17,7 +17,6 @@ OVER_TORCH = "a_stop_that_one_rank_decides, over torch.distributed"
 FUNCTIONAL = "a_functional_collective_in_the_body/no data, over torch.distributed"
 CASES = {
     "waiting.py": [
-        "a_metric_averaged_in_the_body/micro-batches",
         "a_stop_that_one_rank_decides",
         "a_rank_that_is_stopped",
         "a_long_evaluation_on_one_rank",
@@ -50,7 +49,6 @@ def failure_of(job):
 @pytest.mark.parametrize(
     ("case", "elsewhere"),
     [
-        ("a_metric_averaged_in_the_body/micro-batches", r"hvd\.allreduce\(\) at waiting\.py:\d+, .*lambda"),
         ("a_stop_that_one_rank_decides", r"hvd\.allreduce\(\) at waiting\.py:\d+, evaluate\(\)"),
         (FUNCTIONAL, r"dist\.\w+\(\) at waiting\.py:\d+, .*average\(\)"),
         (OVER_TORCH, r"dist\.all_reduce\(\) at ranks\.py:\d+, ProcessGroup\.allreduce\(\)"),

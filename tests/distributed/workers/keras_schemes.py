@@ -159,7 +159,6 @@ def compared(mine: list[np.ndarray], *trained: Any) -> dict[str, float]:
 
 
 CASES: dict[str, Callable[[], Any]] = {
-    "elastic-bsp": lambda: case(supersteps),
     "elastic-bsp, local": lambda: case(lambda: supersteps(updates="local"), kind="local"),
     "d-psgd, every round another": lambda: case(lambda: EveryRoundAnother(4), "d-psgd"),
     "lb-non-blocking": lambda: case(lambda: LBNonBlocking(micro_batches=3)),

@@ -101,7 +101,6 @@ def streams_of_unknown_length_end() -> dict:
     return {
         "whole": outcome(UNEQUAL, unknown(), validation_data=(x[mine], y[mine])),
         "generator, shuffled": outcome("lb-bsp", generated, seed=3, epochs=3, initial_epoch=1),
-        "whole, steps": outcome("bsp", unknown(), steps_per_epoch=4, epochs=4),
         "shards, non-blocking": outcome(NonBlocking(2), part, stream="shard"),
     }
 

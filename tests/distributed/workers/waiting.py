@@ -40,11 +40,6 @@ def train(model, optimizer, loader, each=lambda loss: None):
         optimizer.step()
 
 
-def a_metric_averaged_in_the_body(model, balance, loader, optimizer):
-    train(model, optimizer, loader, lambda loss: hvd.allreduce(loss, name="loss"))
-    evaluate(model)
-
-
 def a_functional_collective_in_the_body(model, balance, loader, optimizer):
     from torch.distributed import _functional_collectives as functional_collectives
 
@@ -106,7 +101,6 @@ def a_rank_that_raises(model, balance, loader, optimizer):
 
 
 CASES = [
-    a_metric_averaged_in_the_body,
     a_functional_collective_in_the_body,
     a_stop_that_one_rank_decides,
     a_rank_that_is_stopped,
@@ -117,7 +111,7 @@ CASES = [
 
 def main(name):
     hvd.init()
-    policies = {"micro-batches": StaticAllocation([1, 3]), "no data": StaticAllocation([1, 0])}
+    policies = {"no data": StaticAllocation([1, 0])}
     case, _, policy = name.partition("/")
     torch.set_num_threads(1)
     next(each for each in CASES if each.__name__ == case)(*job(policies.get(policy)))

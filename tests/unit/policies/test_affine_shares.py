@@ -71,7 +71,7 @@ def simulated(slopes, fixed, passing=(), rounds=200, noise=0.02, total=128, seed
     return np.array([simulation.step().plan.samples for _ in range(rounds)])
 
 
-@pytest.mark.parametrize("ratio", [0.0, 0.3, 1.0, 3.0, 10.0, 100.0])
+@pytest.mark.parametrize("ratio", [0.0, 1.0, 10.0, 100.0])
 def test_equal_ranks_stay_equal_whatever_part_of_a_step_is_fixed(ratio):
     for seed in range(2):
         shares = simulated([1e-3] * 2, [64e-3 * ratio] * 2, rounds=150, seed=seed)

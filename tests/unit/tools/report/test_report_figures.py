@@ -53,9 +53,10 @@ def test_forecasts_are_compared_with_the_speed_of_the_round_after():
     assert ranks.naive_error == pytest.approx([0.5, 0.5])  # 1/2 in 30 rounds and 1 in 29, by turns
 
 
-@pytest.mark.parametrize("every", [1, 10])
+@pytest.mark.parametrize(
+    ("devices", "every"), [((False, False), 1), ((False, True), 1), ((True, True), 10)], ids=["none", "one", "both"]
+)
 @pytest.mark.parametrize("kind", ["computing", "input", "loop"])
-@pytest.mark.parametrize("devices", [(False, False), (False, True), (True, True)], ids=str)
 def test_a_rank_that_stalls_in_single_rounds_is_blamed_for_them_on_a_device_as_on_a_cpu(tmp_path, devices, kind, every):
     """Rank 1 stalls for 0.2 s of every tenth round of 0.1 s. A device tells its times a round later."""
     writer = TelemetryWriter(Telemetry(tmp_path / "run.jsonl", every=every), policy="bsp", workers=2, global_batch=20)
