@@ -167,7 +167,7 @@ def require_less_for_the_slow_rank(ranks, case):
     assert 1.3 < fast / slow < 4.0
 
 
-@of("fsdp")
+@of("fsdp", ranks=3)
 @pytest.mark.parametrize("cause", ["throttled", "input"])
 @pytest.mark.parametrize("how", ["ddp", "fsdp"])
 def test_the_report_names_the_slow_rank_and_its_cause(ranks, how, cause):
