@@ -43,7 +43,7 @@ from hvd_hetero.measurement.hindrances import HindranceMeter
 from hvd_hetero.measurement.readings import ResourceMeter
 from hvd_hetero.measurement.speed_meter import SpeedMeter
 from hvd_hetero.planner import Planner
-from hvd_hetero.policies import Policy
+from hvd_hetero.policies.policy import Policy
 from hvd_hetero.rounds import FinishedRound, MicroBatch, RoundPlan, RoundReport, RoundTable
 
 __all__ = ["Balancer"]

@@ -21,7 +21,7 @@ from hvd_hetero.errors import RoundStateError
 from hvd_hetero.measurement.anticipation import Anticipation
 from hvd_hetero.measurement.fixed_cost import FixedCosts
 from hvd_hetero.measurement.plausibility import Plausibility
-from hvd_hetero.policies import Policy
+from hvd_hetero.policies.policy import Policy
 from hvd_hetero.rounds import FinishedRound, RoundPlan
 from hvd_hetero.telemetry.changes import ChangeLog
 

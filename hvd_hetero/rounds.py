@@ -27,7 +27,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from hvd_hetero.allocation import proportional
+from hvd_hetero.allocation.largest_remainder import proportional
 
 __all__ = [
     "MAX_ROUND_SAMPLES",

@@ -7,21 +7,22 @@ import itertools
 import os
 import time
 from collections.abc import Sequence
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from hvd_hetero.balancer import Balancer
 from hvd_hetero.checks import integer
-from hvd_hetero.communication.signals import SignalChannel
 from hvd_hetero.communication.wire import SharesSignals, Signals, Wire
 from hvd_hetero.measurement.hindrances import HindranceMeter
 from hvd_hetero.measurement.readings import ResourceMeter
 from hvd_hetero.measurement.speed_meter import SpeedMeter
-from hvd_hetero.policies import Policy, resolve_policy
-from hvd_hetero.telemetry import Recorder, Telemetry, TelemetryWriter
-from hvd_hetero.telemetry.live import LiveView
-from hvd_hetero.telemetry.records import Listener, Record
-from hvd_hetero.topology.mixing import Mixing, resolve_mixing
+from hvd_hetero.policies.policy import Policy
+from hvd_hetero.policies.policy_names import resolve_policy
+from hvd_hetero.telemetry.records import Listener, Record, Recorder
 from hvd_hetero.watchdog import Patience, Watchdog
+
+if TYPE_CHECKING:
+    from hvd_hetero.telemetry.writer import Telemetry
+    from hvd_hetero.topology.mixing import Mixing
 
 __all__ = ["Face", "Session"]
 
@@ -76,21 +77,30 @@ class Session:
             readings=ResourceMeter(clock=time.perf_counter),
             hindrances=HindranceMeter(clock=time.perf_counter),
         )
-        mixing = resolve_mixing(sync, workers, updates_locally=self.policy.updates_locally)
+        mixing = None
+        if sync != "allreduce":
+            from hvd_hetero.topology.mixing import resolve_mixing
+
+            mixing = resolve_mixing(sync, workers, updates_locally=self.policy.updates_locally)
         self.balancer.allow_nan = allow_nan
         self._recorder = Recorder()
-        if telemetry is not None and not isinstance(telemetry, Telemetry):
-            telemetry = Telemetry(telemetry)  # on every rank, so that an error in it ends them all
-        if telemetry is not None and rank == 0:
-            self._recorder = TelemetryWriter(
-                telemetry,
-                policy=self.policy.name,
-                workers=workers,
-                global_batch=self.balancer.global_batch,
-                goes_on=self.goes_on,
-            )
-            self._record()
+        if telemetry is not None:
+            from hvd_hetero.telemetry.writer import Telemetry, TelemetryWriter
+
+            if not isinstance(telemetry, Telemetry):
+                telemetry = Telemetry(telemetry)  # on every rank, so that an error in it ends them all
+            if rank == 0:
+                self._recorder = TelemetryWriter(
+                    telemetry,
+                    policy=self.policy.name,
+                    workers=workers,
+                    global_batch=self.balancer.global_batch,
+                    goes_on=self.goes_on,
+                )
+                self._record()
         if progress and rank == 0:
+            from hvd_hetero.telemetry.live import LiveView
+
             self._recorder.add(LiveView(), ours=True)
             self._record()
         number = next(_numbers)  # drawn last: what fails above may fail on one rank alone
@@ -104,6 +114,8 @@ class Session:
         self._channel: Signals | None = None
         if self.balancer.plan().ends == "first" and wire is not None:
             if crew is None:
+                from hvd_hetero.communication.signals import SignalChannel
+
                 name = f"{self.prefix}.signals"
                 self._channel = SignalChannel(rank, workers, lambda payload: wire.allgather_object(payload, name=name))
             else:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from hvd_hetero.consistency import WaysOut
-from hvd_hetero.policies import Policy
+from hvd_hetero.policies.policy import Policy
 from hvd_hetero.session import Face, Session
-from hvd_hetero.telemetry import Telemetry
-from hvd_hetero.topology.mixing import Mixing
 from hvd_hetero.watchdog import Patience
 from keras_callbacks.batches import batches
 from keras_callbacks.keras_versions import build_metrics, build_model, trained_variables
@@ -23,6 +21,10 @@ from keras_callbacks.start import average
 from keras_callbacks.step.device import device_here
 from keras_callbacks.tensorflow_wire import TensorFlowWire
 from keras_callbacks.wrapping import is_wrapped, release_from_others, wrap
+
+if TYPE_CHECKING:
+    from hvd_hetero.telemetry.writer import Telemetry
+    from hvd_hetero.topology.mixing import Mixing
 
 __all__ = ["LoadBalance"]
 

@@ -5,17 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hvd_hetero.checks import integer
 from hvd_hetero.errors import RoundStateError
-from hvd_hetero.policies import BSP, Policy
+from hvd_hetero.policies.bsp import BSP
+from hvd_hetero.policies.policy import Policy
 from hvd_hetero.rounds import MicroBatch
 from hvd_hetero.session import Face, Session
-from hvd_hetero.telemetry import Telemetry
-from hvd_hetero.topology.mixing import Mixing
 from hvd_hetero.watchdog import Patience
 from torch_hooks.arguments import LOAD_BALANCE, refuse
 from torch_hooks.beside.accumulation import reduced_later
@@ -23,6 +22,10 @@ from torch_hooks.beside.reducer import Reducer
 from torch_hooks.beside.scaled_rounds import Beside
 from torch_hooks.session import TorchSession, nothing
 from torch_hooks.wires.choice import TorchWire, wire_here
+
+if TYPE_CHECKING:
+    from hvd_hetero.telemetry.writer import Telemetry
+    from hvd_hetero.topology.mixing import Mixing
 
 __all__ = ["LoadBalance"]
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from hvd_hetero.data.sample_order import Cut, EpochEnd, Part, SampleOrder
-from hvd_hetero.policies import Policy
+from hvd_hetero.policies.policy import Policy
 from hvd_hetero.rounds import MicroBatch, RoundPlan, RoundTable
 
 __all__ = ["Cutter", "Plans"]

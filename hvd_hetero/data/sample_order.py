@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hvd_hetero.data.same_data import contents_of
-from hvd_hetero.policies import Policy
+from hvd_hetero.policies.policy import Policy
 from hvd_hetero.rounds import MicroBatch, RoundPlan
 
 __all__ = ["Cut", "EpochEnd", "Part", "SampleOrder", "undone"]

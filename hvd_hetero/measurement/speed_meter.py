@@ -18,15 +18,17 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hvd_hetero.measurement.device_profile import DeviceProfile
 from hvd_hetero.measurement.fixed_cost import Pace
 from hvd_hetero.measurement.hindrances import HindranceMeter, Hindrances
 from hvd_hetero.measurement.memory_limits import limit_after
 from hvd_hetero.measurement.readings import ResourceMeter
 from hvd_hetero.measurement.stopwatch import Stopwatch
-from hvd_hetero.prediction import Predictor
+from hvd_hetero.prediction.base import Predictor
+
+if TYPE_CHECKING:
+    from hvd_hetero.measurement.device_profile import DeviceProfile
 
 __all__ = ["SpeedMeter"]
 

@@ -1,14 +1,19 @@
 """The schemes, one per file. Each is a choice of what every rank does in a round."""
 
-from hvd_hetero.policies.bsp import BSP
-from hvd_hetero.policies.elastic_bsp import ElasticBSP
-from hvd_hetero.policies.lb_bsp import LBBSP
-from hvd_hetero.policies.lb_non_blocking import LBNonBlocking
-from hvd_hetero.policies.non_blocking import NonBlocking
-from hvd_hetero.policies.policy import Policy
-from hvd_hetero.policies.policy_names import resolve_policy
-from hvd_hetero.policies.self_adaptive import SelfAdaptive
-from hvd_hetero.policies.static_allocation import StaticAllocation
+from typing import TYPE_CHECKING
+
+from hvd_hetero.lazy import lazily
+
+if TYPE_CHECKING:
+    from hvd_hetero.policies.bsp import BSP
+    from hvd_hetero.policies.elastic_bsp import ElasticBSP
+    from hvd_hetero.policies.lb_bsp import LBBSP
+    from hvd_hetero.policies.lb_non_blocking import LBNonBlocking
+    from hvd_hetero.policies.non_blocking import NonBlocking
+    from hvd_hetero.policies.policy import Policy
+    from hvd_hetero.policies.policy_names import resolve_policy
+    from hvd_hetero.policies.self_adaptive import SelfAdaptive
+    from hvd_hetero.policies.static_allocation import StaticAllocation
 
 __all__ = [
     "BSP",
@@ -21,3 +26,18 @@ __all__ = [
     "StaticAllocation",
     "resolve_policy",
 ]
+
+__getattr__ = lazily(
+    __name__,
+    {
+        "BSP": "bsp",
+        "ElasticBSP": "elastic_bsp",
+        "LBBSP": "lb_bsp",
+        "LBNonBlocking": "lb_non_blocking",
+        "NonBlocking": "non_blocking",
+        "Policy": "policy",
+        "resolve_policy": "policy_names",
+        "SelfAdaptive": "self_adaptive",
+        "StaticAllocation": "static_allocation",
+    },
+)

@@ -21,8 +21,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from hvd_hetero.allocation import proportional
-from hvd_hetero.allocation.largest_remainder import quantise
+from hvd_hetero.allocation.largest_remainder import proportional, quantise
 from hvd_hetero.allocation.problem import Problem
 from hvd_hetero.allocation.water_filling import split
 from hvd_hetero.policies.policy import comparable_speeds

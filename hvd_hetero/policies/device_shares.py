@@ -25,9 +25,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hvd_hetero.allocation import proportional
+from hvd_hetero.allocation.largest_remainder import proportional
+from hvd_hetero.measurement.device_profile import DeviceProfile
 from hvd_hetero.policies.gamma_shares import relaxed_seconds, shares_by_gamma, shares_seconds
-from hvd_hetero.prediction import EMA
+from hvd_hetero.prediction.ema import EMA
 from hvd_hetero.rounds import FinishedRound, RoundPlan
 
 __all__ = ["LADDER_ROUNDS", "LADDER_STEPS", "DeviceShares", "ladder"]
@@ -59,6 +60,11 @@ class DeviceShares:
         self._tolerance = tolerance
         self._max_micro_batch = max_micro_batch
         self.restart()
+
+    @staticmethod
+    def profile() -> DeviceProfile:
+        """Return a new curve of one device, which is fitted after a turn of the ladder but for two steps."""
+        return DeviceProfile(enough=LADDER_STEPS - 2)
 
     def restart(self) -> None:
         """Forget everything."""

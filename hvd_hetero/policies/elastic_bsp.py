@@ -12,7 +12,8 @@ import numpy.typing as npt
 from hvd_hetero.barriers import zipline
 from hvd_hetero.checks import integer
 from hvd_hetero.policies.policy import Policy, checked_tolerance, equal_plan
-from hvd_hetero.prediction import Predictor, predictor
+from hvd_hetero.prediction.base import Predictor
+from hvd_hetero.prediction.predictor_names import predictor
 from hvd_hetero.rounds import MAX_ROUND_SAMPLES, FinishedRound, RoundPlan
 
 __all__ = ["ElasticBSP"]

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from hvd_hetero.allocation import minimax
+from hvd_hetero.allocation.water_filling import minimax
 from hvd_hetero.rounds import RoundPlan, RoundTable
 
 __all__ = ["relaxed_seconds", "shares_by_gamma", "shares_seconds"]

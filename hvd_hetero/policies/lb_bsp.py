@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from hvd_hetero.allocation import proportional
+from hvd_hetero.allocation.largest_remainder import proportional
 from hvd_hetero.checks import integer
-from hvd_hetero.measurement.device_profile import DeviceProfile
 from hvd_hetero.policies.affine_shares import AffineCosts, Floats
-from hvd_hetero.policies.device_shares import LADDER_STEPS, DeviceShares
 from hvd_hetero.policies.evidence import Evidence
 from hvd_hetero.policies.policy import Policy, checked_micro_batch, checked_tolerance
-from hvd_hetero.prediction import Predictor, predictor
+from hvd_hetero.prediction.base import Predictor
+from hvd_hetero.prediction.predictor_names import predictor
 from hvd_hetero.rounds import FinishedRound, RoundPlan
+
+if TYPE_CHECKING:
+    from hvd_hetero.measurement.device_profile import DeviceProfile
+    from hvd_hetero.policies.device_shares import DeviceShares
 
 __all__ = ["LBBSP"]
 
@@ -97,10 +100,12 @@ class LBBSP(Policy):
         self.max_micro_batch = checked_micro_batch(max_micro_batch)
         self._predictor = predictor
         self._equal = RoundPlan((), ())
-        self._curves = None
+        self._curves: DeviceShares | None = None
         self._evidence: Evidence | None = None
         self.weighs_fixed_cost = device == "cpu"
         if device == "gpu":
+            from hvd_hetero.policies.device_shares import DeviceShares
+
             self._curves = DeviceShares(
                 minimum=self.minimum,
                 multiple_of=self.multiple_of,
@@ -120,7 +125,7 @@ class LBBSP(Policy):
 
     def profile(self) -> DeviceProfile | None:
         """Return a new curve of one device, for devices that have one."""
-        return None if self._curves is None else DeviceProfile(enough=LADDER_STEPS - 2)
+        return None if self._curves is None else self._curves.profile()
 
     def first(self, workers: int, global_batch: int) -> RoundPlan:
         """Return equal shares, until speeds are known."""

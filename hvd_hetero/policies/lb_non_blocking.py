@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from hvd_hetero.allocation import proportional
+from hvd_hetero.allocation.largest_remainder import proportional
 from hvd_hetero.checks import integer
 from hvd_hetero.policies.lb_bsp import LBBSP
 from hvd_hetero.policies.policy import Policy
 from hvd_hetero.policies.trials import Trials
-from hvd_hetero.prediction import Predictor
+from hvd_hetero.prediction.base import Predictor
 from hvd_hetero.rounds import FinishedRound, RoundPlan, RoundTable
 
 __all__ = ["LBNonBlocking"]

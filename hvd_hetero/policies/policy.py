@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from hvd_hetero.allocation.largest_remainder import quantise
 from hvd_hetero.checks import integer
-from hvd_hetero.prediction import Predictor, predictor
+from hvd_hetero.prediction.base import Predictor
+from hvd_hetero.prediction.predictor_names import predictor
 from hvd_hetero.rounds import FinishedRound, RoundPlan
 
 if TYPE_CHECKING:

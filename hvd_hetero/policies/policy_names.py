@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+import importlib
 
-from hvd_hetero.policies.bsp import BSP
-from hvd_hetero.policies.elastic_bsp import ElasticBSP
-from hvd_hetero.policies.lb_bsp import LBBSP
-from hvd_hetero.policies.lb_non_blocking import LBNonBlocking
-from hvd_hetero.policies.non_blocking import NonBlocking
 from hvd_hetero.policies.policy import Policy
-from hvd_hetero.policies.self_adaptive import SelfAdaptive
-from hvd_hetero.policies.static_allocation import StaticAllocation
 
 __all__ = ["resolve_policy"]
 
-# Schemes that need no argument. Static allocation is not among them: its ratio has no sensible default.
-_BY_NAME: dict[str, Callable[[], Policy]] = {
-    policy.name: policy for policy in (BSP, LBBSP, SelfAdaptive, NonBlocking, LBNonBlocking, ElasticBSP)
+# The class of each scheme that needs no argument. Static allocation has none: its ratio has no sensible default.
+_BY_NAME = {
+    "bsp": "BSP",
+    "lb-bsp": "LBBSP",
+    "self-adaptive": "SelfAdaptive",
+    "non-blocking": "NonBlocking",
+    "lb-non-blocking": "LBNonBlocking",
+    "elastic-bsp": "ElasticBSP",
 }
 
 
@@ -33,8 +31,9 @@ def resolve_policy(policy: str | Policy) -> Policy:
     if not isinstance(policy, str):
         raise TypeError(f"policy must be a name or a Policy object, got {policy!r}")
     if policy in _BY_NAME:
-        return _BY_NAME[policy]()
-    if policy == StaticAllocation.name:
+        named: type[Policy] = getattr(importlib.import_module(__package__), _BY_NAME[policy])  # no other
+        return named()
+    if policy == "static":
         raise ValueError("policy 'static' needs its weights; write StaticAllocation([3, 7]) with one number per rank")
     near = difflib.get_close_matches(policy.lower().replace("_", "-"), _BY_NAME, n=1, cutoff=0.4)
     hint = f"did you mean {near[0]!r}? " if near else ""

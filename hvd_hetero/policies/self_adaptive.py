@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from hvd_hetero.allocation import adapt, proportional, settled
+from hvd_hetero.allocation.equal_times import adapt, settled
+from hvd_hetero.allocation.largest_remainder import proportional
 from hvd_hetero.checks import integer
 from hvd_hetero.policies.costs import Costs
 from hvd_hetero.policies.policy import Policy, comparable_speeds

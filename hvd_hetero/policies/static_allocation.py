@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from hvd_hetero.allocation import proportional
+from hvd_hetero.allocation.largest_remainder import proportional
 from hvd_hetero.checks import integer
 from hvd_hetero.policies.policy import Policy
 from hvd_hetero.rounds import FinishedRound, RoundPlan

@@ -1,15 +1,20 @@
 """Prediction of each rank's speed (samples per second) in the round to come; lb-bsp sections 3.2.1, 4.2 and 5.4."""
 
-from hvd_hetero.prediction.base import Predictor
-from hvd_hetero.prediction.baselines.arima import ARIMA
-from hvd_hetero.prediction.baselines.lstm import LSTM
-from hvd_hetero.prediction.baselines.simple_rnn import SimpleRNN
-from hvd_hetero.prediction.ema import EMA
-from hvd_hetero.prediction.memoryless import Memoryless
-from hvd_hetero.prediction.mixture.mixture import Mixture
-from hvd_hetero.prediction.mixture.reverting import Reverting
-from hvd_hetero.prediction.narx.narx import NARX
-from hvd_hetero.prediction.predictor_names import PREDICTORS, predictor
+from typing import TYPE_CHECKING
+
+from hvd_hetero.lazy import lazily
+
+if TYPE_CHECKING:
+    from hvd_hetero.prediction.base import Predictor
+    from hvd_hetero.prediction.baselines.arima import ARIMA
+    from hvd_hetero.prediction.baselines.lstm import LSTM
+    from hvd_hetero.prediction.baselines.simple_rnn import SimpleRNN
+    from hvd_hetero.prediction.ema import EMA
+    from hvd_hetero.prediction.memoryless import Memoryless
+    from hvd_hetero.prediction.mixture.mixture import Mixture
+    from hvd_hetero.prediction.mixture.reverting import Reverting
+    from hvd_hetero.prediction.narx.narx import NARX
+    from hvd_hetero.prediction.predictor_names import PREDICTORS, predictor
 
 __all__ = [
     "ARIMA",
@@ -24,3 +29,20 @@ __all__ = [
     "SimpleRNN",
     "predictor",
 ]
+
+__getattr__ = lazily(
+    __name__,
+    {
+        "Predictor": "base",
+        "ARIMA": "baselines.arima",
+        "LSTM": "baselines.lstm",
+        "SimpleRNN": "baselines.simple_rnn",
+        "EMA": "ema",
+        "Memoryless": "memoryless",
+        "Mixture": "mixture.mixture",
+        "Reverting": "mixture.reverting",
+        "NARX": "narx.narx",
+        "PREDICTORS": "predictor_names",
+        "predictor": "predictor_names",
+    },
+)

@@ -1,27 +1,29 @@
 """Predictors by name, so that ``LBBSP(predictor="ema")`` and ``LBBSP(predictor=EMA())`` mean the same.
 
-All classes are listed here without a lazy table: the modules of the heavier ones import their libraries (statsmodels,
-torch) where they compute, so importing this package costs numpy and nothing else.
+Only the one that is asked for is imported.
 """
 
 from __future__ import annotations
 
 import difflib
+import importlib
 from typing import Any
 
 from hvd_hetero.prediction.base import Predictor
-from hvd_hetero.prediction.baselines.arima import ARIMA
-from hvd_hetero.prediction.baselines.lstm import LSTM
-from hvd_hetero.prediction.baselines.simple_rnn import SimpleRNN
-from hvd_hetero.prediction.ema import EMA
-from hvd_hetero.prediction.memoryless import Memoryless
-from hvd_hetero.prediction.mixture.mixture import Mixture
-from hvd_hetero.prediction.mixture.reverting import Reverting
-from hvd_hetero.prediction.narx.narx import NARX
 
-PREDICTORS: dict[str, type[Predictor]] = {
-    cls.name: cls for cls in (Memoryless, EMA, Reverting, ARIMA, SimpleRNN, LSTM, NARX, Mixture)
+__all__ = ["PREDICTORS", "predictor"]
+
+PREDICTORS = {
+    "memoryless": "Memoryless",
+    "ema": "EMA",
+    "reverting": "Reverting",
+    "arima": "ARIMA",
+    "simple_rnn": "SimpleRNN",
+    "lstm": "LSTM",
+    "narx": "NARX",
+    "mixture": "Mixture",
 }
+"""The class of each name, in ``hvd_hetero.prediction``."""
 
 
 def predictor(which: str | Predictor | type[Predictor], **options: Any) -> Predictor:
@@ -44,4 +46,5 @@ def predictor(which: str | Predictor | type[Predictor], **options: Any) -> Predi
         raise ValueError(
             f"predictor: no predictor is called {which!r}; {hint}known are {', '.join(sorted(PREDICTORS))}"
         )
-    return PREDICTORS[key](**options)
+    named: type[Predictor] = getattr(importlib.import_module(__package__), PREDICTORS[key])
+    return named(**options)

@@ -1,7 +1,23 @@
 """Records of a run: rank 0 makes one per round, writes them to a file, and `read_run` reads them back."""
 
-from hvd_hetero.telemetry.records import SCHEMA, VERSION, Record, Recorder, Run, read_run
-from hvd_hetero.telemetry.recoveries import Recovery
-from hvd_hetero.telemetry.writer import Telemetry, TelemetryWriter
+from typing import TYPE_CHECKING
+
+from hvd_hetero.lazy import lazily
+
+if TYPE_CHECKING:
+    from hvd_hetero.telemetry.records import SCHEMA, VERSION, Record, Recorder
+    from hvd_hetero.telemetry.recoveries import Recovery
+    from hvd_hetero.telemetry.run import Run, read_run
+    from hvd_hetero.telemetry.writer import Telemetry, TelemetryWriter
 
 __all__ = ["SCHEMA", "VERSION", "Record", "Recorder", "Recovery", "Run", "Telemetry", "TelemetryWriter", "read_run"]
+
+__getattr__ = lazily(
+    __name__,
+    {
+        **dict.fromkeys(("SCHEMA", "VERSION", "Record", "Recorder"), "records"),
+        "Recovery": "recoveries",
+        **dict.fromkeys(("Run", "read_run"), "run"),
+        **dict.fromkeys(("Telemetry", "TelemetryWriter"), "writer"),
+    },
+)

@@ -15,6 +15,7 @@ n_i / N, by samples S_i / x_i, is the option ``scaling="n/N"`` of ``NonBlocking`
 from __future__ import annotations
 
 import difflib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -34,7 +35,6 @@ __all__ = [
     "MatchaMixing",
     "Mixing",
     "NeighbourMixing",
-    "exchange_of",
     "resolve_mixing",
 ]
 
@@ -54,8 +54,40 @@ class Exchange(NamedTuple):
     """The weights of the copies that come, in the order of the ranks that have sent them."""
 
 
+class _Exchanges(ABC):
+    """What both ways of mixing have in common."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def nodes(self) -> int:
+        """Number of ranks that the mixing is made for."""
+
+    @property
+    @abstractmethod
+    def most_neighbours(self) -> int:
+        """Most neighbours of a rank in a round."""
+
+    @abstractmethod
+    def row(self, rank: int, round: int) -> Mapping[int, float]:
+        """Return the weights with which a rank averages in this round, its own included; they sum to 1."""
+
+    def exchange(self, rank: int, round: int) -> Exchange:
+        """Return what a rank sends and receives in this round: one copy to and from each neighbour.
+
+        Every rank sends ``most_neighbours`` copies in every round; copies that no neighbour needs go to itself. Horovod
+        caches collectives by the size of what is sent, and the shapes in TensorFlow's graph are fixed.
+        """
+        weights = self.row(rank, round)
+        copies = [int(j in weights) for j in range(self.nodes)]
+        copies[rank] = self.most_neighbours - (len(weights) - 1)
+        received = [0.0 if j == rank else weights[j] for j, count in enumerate(copies) for _ in range(count)]
+        return Exchange(copies, weights[rank], received)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class NeighbourMixing:
+class NeighbourMixing(_Exchanges):
     """D-PSGD: the same weights in every round."""
 
     graph: Graph
@@ -86,7 +118,7 @@ class NeighbourMixing:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class MatchaMixing:
+class MatchaMixing(_Exchanges):
     """MATCHA: some of the links in each round, the more important ones more often.
 
     Activation probabilities come from a floating-point optimisation, whose last bits may differ between processors. So
@@ -123,19 +155,6 @@ class MatchaMixing:
 
 
 Mixing = NeighbourMixing | MatchaMixing
-
-
-def exchange_of(mixing: Mixing, rank: int, round: int) -> Exchange:
-    """Return what a rank sends and receives in this round: one copy to and from each neighbour.
-
-    Every rank sends ``most_neighbours`` copies in every round; copies that no neighbour needs go to itself. Horovod
-    caches collectives by the size of what is sent, and the shapes in TensorFlow's graph are fixed.
-    """
-    weights = mixing.row(rank, round)
-    copies = [int(j in weights) for j in range(mixing.nodes)]
-    copies[rank] = mixing.most_neighbours - (len(weights) - 1)
-    received = [0.0 if j == rank else weights[j] for j, count in enumerate(copies) for _ in range(count)]
-    return Exchange(copies, weights[rank], received)
 
 
 _BY_NAME: dict[str, Callable[[int], Mixing]] = {

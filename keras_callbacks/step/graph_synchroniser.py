@@ -10,16 +10,18 @@ import contextlib
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from hvd_hetero.communication import bucket_sizes as division
 from hvd_hetero.rounds import RoundTable
-from hvd_hetero.topology.mixing import Mixing, exchange_of
 from keras_callbacks.step.calls import RoundCalls
 from keras_callbacks.step.parcels import assign, by_type, end_to_end, size_in_bytes
+
+if TYPE_CHECKING:
+    from hvd_hetero.topology.mixing import Mixing
 
 __all__ = [
     "Gradient",
@@ -161,7 +163,7 @@ class GraphAllreduce(GraphSynchroniser):
 class GraphNeighbourAverage(GraphSynchroniser):
     """D-PSGD and MATCHA: ``x_i <- sum_j W_ij x_j``, then a step with this rank's own gradient times ``n S_i / S``.
 
-    One ``alltoall`` carries the parameters (``exchange_of``).
+    One ``alltoall`` carries the parameters (``Mixing.exchange``).
     """
 
     def __init__(self, calls: RoundCalls, variables: Callable[[], list[tf.Variable]], mixing: Mixing) -> None:
@@ -194,7 +196,7 @@ class GraphNeighbourAverage(GraphSynchroniser):
 
     def _partners(self) -> list[float]:
         """Return the exchange of this round, as one list of numbers."""
-        copies, own, received = exchange_of(self._mixing, self._calls.balancer.rank, self._calls.balancer.rounds)
+        copies, own, received = self._mixing.exchange(self._calls.balancer.rank, self._calls.balancer.rounds)
         return [*copies, own, *received]
 
 

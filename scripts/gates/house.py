@@ -5,7 +5,7 @@
   room is a folder of a package (of ``hvd_hetero.tools`` one below it), or a module outside them.
 - What trains imports no tool and nothing that is for tests: ``hvd_hetero.tools`` and ``hvd_hetero.testing``.
 - The core imports no adapter, and an adapter imports no other.
-- Solvers (``allocation``, ``barriers``) import nothing of the core but its errors and its checks of arguments.
+- Solvers (``allocation``, ``barriers``) import nothing of the core but errors, checks of arguments, and lazy names.
 - The builder of Horovod imports nothing of the project, and only the command line imports it.
 - A name that begins with an underscore stays in its package.
 
@@ -23,7 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent.parent
 CORE, ADAPTERS = "hvd_hetero", ("torch_hooks", "keras_callbacks")
 SOLVERS = (f"{CORE}.allocation", f"{CORE}.barriers")
-MAY_BE_IMPORTED_BY_SOLVERS = (*SOLVERS, f"{CORE}.checks", f"{CORE}.errors")
+MAY_BE_IMPORTED_BY_SOLVERS = (*SOLVERS, f"{CORE}.checks", f"{CORE}.errors", f"{CORE}.lazy")
 TOOLS, TESTING = f"{CORE}.tools", f"{CORE}.testing"
 COMMAND_LINE = f"{TOOLS}.cli"
 BUILDER = "horovod_build"

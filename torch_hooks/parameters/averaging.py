@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
 from hvd_hetero.errors import HeteroError
-from hvd_hetero.topology.mixing import Exchange, Mixing, exchange_of
 from torch_hooks.gradients.bundles import shares_memory
 from torch_hooks.gradients.sparse import empty_gradient
 from torch_hooks.gradients.synchroniser import Synchroniser, Trained
 from torch_hooks.wires.choice import TorchWire
+
+if TYPE_CHECKING:
+    from hvd_hetero.topology.mixing import Exchange, Mixing
 
 __all__ = ["LocalUpdates", "NeighbourAverage", "average_everywhere"]
 
@@ -20,7 +22,7 @@ __all__ = ["LocalUpdates", "NeighbourAverage", "average_everywhere"]
 class NeighbourAverage(Synchroniser):
     """D-PSGD and MATCHA: ``x_i <- sum_j W_ij x_j``, then the update with this rank's own gradient, ``n S_i / S`` times.
 
-    One ``alltoall`` carries the parameters (``exchange_of``).
+    One ``alltoall`` carries the parameters (``Mixing.exchange``).
     """
 
     def __init__(self, trained: Trained, mixing: Mixing) -> None:
@@ -30,7 +32,7 @@ class NeighbourAverage(Synchroniser):
     def finish(self) -> None:
         """Exchange parameters with the neighbours of this round, and sum the table over all ranks."""
         balancer = self._balancer
-        partners = exchange_of(self._mixing, balancer.rank, balancer.rounds)
+        partners = self._mixing.exchange(balancer.rank, balancer.rounds)
         exchanges = [
             _Exchange(self._wire, same, partners, f"{self._prefix}.{i}")
             for i, same in enumerate(_alike(list(self._names)))

@@ -22,7 +22,7 @@ from typing import IO, Any
 import numpy as np
 
 from hvd_hetero.telemetry.files import check_output, named, write_whole
-from hvd_hetero.telemetry.records import Run
+from hvd_hetero.telemetry.run import Run
 
 __all__ = ["MOST_EVENTS", "check_timeline", "events", "write_timeline"]
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hvd_hetero.telemetry.records import Run
+from hvd_hetero.telemetry.run import Run
 from hvd_hetero.tools.simulation.compare import WARM_UP, Outcome, compare_between
 from hvd_hetero.tools.simulation.description import check
 from hvd_hetero.tools.simulation.recorded import recorded_description

@@ -55,7 +55,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hvd_hetero.telemetry.records import Run
+from hvd_hetero.telemetry.run import Run
 from hvd_hetero.tools.report.work import LONGEST_ROUND_S, Bools, Floats, Work
 
 __all__ = ["KINDS", "Attribution", "Shares", "airport", "attribute", "fast", "ideal", "kinds_of", "shares"]

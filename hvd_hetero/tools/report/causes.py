@@ -37,7 +37,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hvd_hetero.telemetry.records import Run
+from hvd_hetero.telemetry.run import Run
 from hvd_hetero.tools.report.attribution import Shares, fast
 from hvd_hetero.tools.report.slowness import Slowness, beyond_s
 from hvd_hetero.tools.report.work import Floats

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from hvd_hetero.telemetry.records import Run
+from hvd_hetero.telemetry.run import Run
 from hvd_hetero.tools.report.speeds import median_of_rounds
 from hvd_hetero.tools.report.words import named_ranks
 

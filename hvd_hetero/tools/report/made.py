@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from hvd_hetero.telemetry.files import named
-from hvd_hetero.telemetry.records import Run, read_run
+from hvd_hetero.telemetry.run import Run, read_run
 from hvd_hetero.tools.report.causes import Cause, causes
 from hvd_hetero.tools.report.figures import Figures, figures
 from hvd_hetero.tools.report.verdict import Verdict, verdict

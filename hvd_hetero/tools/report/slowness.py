@@ -28,7 +28,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hvd_hetero.telemetry.records import Run
+from hvd_hetero.telemetry.run import Run
 from hvd_hetero.tools.report.attribution import Attribution, Shares, attribute, fast, shares
 from hvd_hetero.tools.report.speeds import mean_speed, of_typical_size, speeds
 from hvd_hetero.tools.report.work import Bools, Floats, counted, work

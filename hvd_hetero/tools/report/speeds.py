@@ -32,7 +32,7 @@ from contextlib import contextmanager
 import numpy as np
 import numpy.typing as npt
 
-from hvd_hetero.telemetry.records import Run
+from hvd_hetero.telemetry.run import Run
 from hvd_hetero.tools.report.work import Work
 
 __all__ = ["forecast_errors", "mean_speed", "median_of_rounds", "of_typical_size", "own_best", "speeds"]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from hvd_hetero.telemetry.records import Run
+from hvd_hetero.telemetry.run import Run
 from hvd_hetero.tools.simulation.limits import MOST_SPEED
 
 __all__ = ["LONGEST_ROUND_S", "Bools", "Floats", "Work", "counted", "impossible", "work"]

@@ -183,7 +183,8 @@ def test_a_round_costs_little(name):
 @every
 def test_the_registry_builds_it_by_name_by_class_and_leaves_an_object_alone(name):
     p = predictor(name)
-    assert type(p) is PREDICTORS[name]
+    assert type(p).__name__ == PREDICTORS[name]
+    assert p.name == name
     assert type(predictor(f" {name.upper().replace('_', '-')} ")) is type(p)
     assert type(predictor(type(p))) is type(p)
     assert predictor(p) is p

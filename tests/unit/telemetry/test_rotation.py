@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from recorded_runs import finished, write
 
-from hvd_hetero.telemetry import Telemetry, read_run, records
+from hvd_hetero.telemetry import Telemetry, read_run
 from hvd_hetero.telemetry.reader import read_lines
 from hvd_hetero.telemetry.rotation import RunFiles
 from hvd_hetero.tools.report.plots import rounds_figure
@@ -75,7 +75,7 @@ def test_a_part_that_begins_while_the_run_is_read_is_read_with_it(tmp_path, monk
             writer(finished(number, wait_s=number - 1.0))
         return read_lines(*arguments)
 
-    monkeypatch.setattr(records, "read_lines", read_later)
+    monkeypatch.setattr(run, "read_lines", read_later)
     assert read_run(path).round.tolist() == list(range(39)), "all but the last, which is held back"
     monkeypatch.setattr(RunFiles, "still", lambda found, headers: False)
     with pytest.raises(ValueError, match=r"run\.jsonl begins another file too often"):

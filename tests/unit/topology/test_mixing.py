@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hvd_hetero.topology import complete, from_edges, matcha, ring
-from hvd_hetero.topology.mixing import MatchaMixing, NeighbourMixing, exchange_of, resolve_mixing
+from hvd_hetero.topology.mixing import MatchaMixing, NeighbourMixing, resolve_mixing
 
 
 def matrix(mixing, workers: int, round: int) -> np.ndarray:
@@ -39,7 +39,7 @@ def test_what_ranks_exchange_makes_the_average_of_their_rows_and_has_one_size(sy
     mixing = resolve_mixing(sync, 5)
     models = np.random.default_rng(1).normal(size=5)
     for round in range(20):
-        exchanges = [exchange_of(mixing, rank, round) for rank in range(5)]
+        exchanges = [mixing.exchange(rank, round) for rank in range(5)]
         for rank, mine in enumerate(exchanges):
             assert sum(mine.copies) == mixing.most_neighbours
             came = [models[j] for j, sender in enumerate(exchanges) for _ in range(sender.copies[rank])]
