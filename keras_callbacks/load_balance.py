@@ -75,7 +75,7 @@ class LoadBalance(Face, tf.keras.callbacks.Callback):  # type: ignore[misc]
         Layers that every rank trains by itself, on its own samples: neither broadcast nor synchronised.
     telemetry
         Where rank 0 writes one JSON line per round (``docs/telemetry.md``): a path, or
-        ``hvd_hetero.telemetry.Telemetry(path, every=…, rotate_bytes=…)`` to write every k-th round, or several files.
+        ``hvd_hetero.telemetry.Telemetry(path, every=…)`` to write every k-th round.
         None: nowhere.
     progress
         If True, rank 0 shows rounds, samples per second, waiting and batches in the last line of its terminal. Without

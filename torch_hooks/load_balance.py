@@ -55,7 +55,7 @@ class LoadBalance(Face):
         loss that is looked at, and the ranks stop some rounds later.
     telemetry
         Where rank 0 writes one JSON line per round (``docs/telemetry.md``): a path, or
-        ``hvd_hetero.telemetry.Telemetry(path, every=…, rotate_bytes=…)`` to write every k-th round, or several files.
+        ``hvd_hetero.telemetry.Telemetry(path, every=…)`` to write every k-th round.
         None: nowhere.
     progress
         Whether rank 0 shows rounds, samples per second, waiting and batches in the last line of its terminal. Without a

@@ -19,7 +19,7 @@ from hvd_hetero.telemetry.files import named, open_file
 from hvd_hetero.telemetry.recoveries import Recovery, read_recovery
 from hvd_hetero.telemetry.strict import LARGEST, number, refuse, short
 
-__all__ = ["LONGEST_LINE", "MOST_FIGURES", "Part", "read_lines"]
+__all__ = ["LONGEST_LINE", "MOST_FIGURES", "Lines", "read_lines"]
 
 LONGEST_LINE = 2**24
 """Most bytes of a line; a round of ten thousand ranks takes two million."""
@@ -30,8 +30,8 @@ MOST_FIGURES = 2**24
 _Parser: TypeAlias = Callable[[bytes], Any]
 
 
-class Part(NamedTuple):
-    """What a file holds: a run, or a part of one."""
+class Lines(NamedTuple):
+    """The content of a file."""
 
     header: dict[str, Any]
     columns: dict[str, npt.NDArray[Any]]
@@ -49,7 +49,7 @@ def read_lines(
     per_round: Mapping[str, type],
     per_rank: Mapping[str, type],
     optional: frozenset[str],
-) -> Part:
+) -> Lines:
     """Read a file. A missing ``optional`` key counts as 0; ``round`` must rise from line to line.
 
     A line of several ``rounds`` has their means, and counts as that many lines. A last line cut short, as a killed run
@@ -107,7 +107,7 @@ def read_lines(
         counts = np.array(each)
         shaped = {name: np.repeat(column, counts, axis=0) for name, column in shaped.items()}
         shaped["round"] -= np.repeat(counts.cumsum(), counts) - 1 - np.arange(total)
-    return Part(header, shaped, cut_short, recoveries)
+    return Lines(header, shaped, cut_short, recoveries)
 
 
 def _lines(path: Path) -> Iterator[bytes]:

@@ -8,11 +8,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from hvd_hetero.telemetry.files import named
 from hvd_hetero.telemetry.reader import read_lines
 from hvd_hetero.telemetry.records import COUNTS, FIGURES, HINDRANCES, SCHEMA, SOMETIMES, VERSION
 from hvd_hetero.telemetry.recoveries import Recovery
-from hvd_hetero.telemetry.rotation import joined, parts_of
 
 __all__ = ["Run", "read_run"]
 
@@ -68,14 +66,10 @@ class Run:
     """Megabytes per second that its host, or its container, sent to others; 0: not known, or nothing."""
     every: int = 1
     """The interval of the recorded rounds (``Telemetry(every=…)``)."""
-    files_missing: int = 0
-    """Files of this run that are gone (``Telemetry(rotate_bytes=…)``)."""
     first_round: int = 0
     """The file's first round, which pays for the start; a resumed job counts on, so it need not be 0."""
-    files: tuple[Path, ...] = ()
-    """The files that it was read from, in order."""
-    cut_short: tuple[Path, ...] = ()
-    """The files that end within a line, which is left out."""
+    cut_short: bool = False
+    """True if the file ends within a line, which is left out."""
     recoveries: tuple[Recovery, ...] = ()
     """How long changes of ranks took, step by step."""
 
@@ -91,10 +85,7 @@ class Run:
     @property
     def left_out(self) -> str:
         """What the record leaves out, in words; "" if it holds all rounds of the run."""
-        thin = f"1 round of {self.every} is recorded" if self.every > 1 else ""
-        are = "is" if self.files_missing == 1 else "are"
-        gone = f"{self.files_missing} of its files {are} missing" if self.files_missing else ""
-        return " and ".join(filter(None, (thin, gone)))
+        return f"1 round of {self.every} is recorded" if self.every > 1 else ""
 
     @property
     def throughput(self) -> float:
@@ -124,27 +115,16 @@ _PER_RANK: dict[str, type] = {
 
 
 def read_run(path: str | Path) -> Run:
-    """Read a telemetry file, with the other files of its run if it was written in several.
-
-    A last line cut short, as a killed run leaves it, is ignored.
-    """
-    for _ in range(2):  # again if another file of a run that goes on began in between
-        found = parts_of(Path(path), SCHEMA)
-        read = [read_lines(p, SCHEMA, VERSION, _PER_ROUND, _PER_RANK, frozenset(SOMETIMES)) for p in found.paths]
-        if same := found.still(part.header for part in read):
-            break
-    if not same:
-        raise ValueError(f"{named(path)} begins another file too often to be read; read it when the run has ended")
-    header, columns = joined(found.paths, read)
+    """Read a telemetry file. A last line cut short, as a killed run leaves it, is ignored."""
+    read = read_lines(path, SCHEMA, VERSION, _PER_ROUND, _PER_RANK, frozenset(SOMETIMES))
+    rounds = read.columns["round"]
     return Run(
-        policy=header["policy"],
-        workers=header["workers"],
-        global_batch=header["global_batch"],
-        **columns,
-        every=header["every"],
-        files_missing=found.missing,
-        first_round=int(columns["round"][0]) if len(columns["round"]) else 0,
-        files=tuple(found.paths),
-        cut_short=tuple(path for path, part in zip(found.paths, read, strict=True) if part.cut_short),
-        recoveries=tuple(recovery for part in read for recovery in part.recoveries),
+        policy=read.header["policy"],
+        workers=read.header["workers"],
+        global_batch=read.header["global_batch"],
+        **read.columns,
+        every=read.header["every"],
+        first_round=int(rounds[0]) if len(rounds) else 0,
+        cut_short=read.cut_short,
+        recoveries=tuple(read.recoveries),
     )

@@ -9,7 +9,6 @@ import json
 import logging
 import os
 import stat
-import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -36,14 +35,10 @@ class Telemetry:
         The file. An earlier one of this name is kept under another name.
     every
         Write every ``every``-th round. Others are not recorded.
-    rotate_bytes
-        Begin another file when this one has grown to so many bytes; the former one is kept as ``run.1.jsonl``,
-        ``run.2.jsonl`` and so on. ``read_run`` reads them as one. None: one file.
     """
 
     path: str | os.PathLike[str]
     every: int = 1
-    rotate_bytes: int | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.path, str | os.PathLike) or not isinstance(os.fspath(self.path), str):
@@ -54,12 +49,10 @@ class Telemetry:
                 "None for no record"
             )
         integer("every", self.every, 1, way_out="with 1 every round is recorded")
-        if self.rotate_bytes is not None:
-            integer("rotate_bytes", self.rotate_bytes, 1, way_out="give bytes, such as 100_000_000, or None")
 
 
 class RunFile:
-    """The file, or files, of a run: a line for the run, and one for each record, each flushed.
+    """The file of a run: a line for the run, and one for each record, each flushed.
 
     If the file fails, the telemetry ends with one warning, and the training goes on. At the start a path that cannot
     be written is an error, unless the training ``goes_on`` from before. Rounds rise within a file: a training that
@@ -68,13 +61,9 @@ class RunFile:
 
     def __init__(self, settings: Telemetry, header: dict[str, Any], *, goes_on: bool = False) -> None:
         self._path = Path(settings.path)
-        self._rotate_bytes = settings.rotate_bytes
         self._header = header
-        self._bytes = 0
         self._latest = -1  # round
         self._file: TextIO | None = None
-        self._part = itertools.count()
-        self._name_run()
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             if kept := self._open():
@@ -89,16 +78,13 @@ class RunFile:
                 told.errno = error.errno
                 raise told from error
             self._warn(error)
-        self._write(self._line_of_run())
+        self._write(self._header)
 
     def __call__(self, record: Record) -> None:
         """Write a record and hand it to the operating system: a crash of this process takes no line that is written."""
-        full = self._rotate_bytes is not None and self._bytes >= self._rotate_bytes
         goes_back, self._latest = record["round"] <= self._latest, record["round"]
-        if goes_back:
-            self._name_run()
-        if self._file is not None and (full or goes_back):
-            self._begin_another(told=goes_back)
+        if self._file is not None and goes_back:
+            self._begin_another()
         self._write(record)
 
     def close(self) -> None:
@@ -116,30 +102,23 @@ class RunFile:
         while not _taken(file := self._path.open("a", encoding="utf-8"), self._path):
             file.close()
             kept = _keep_former(self._path) or kept  # a job that still writes to it goes on
-        self._file, self._bytes = file, 0
+        self._file = file
         return kept
 
-    def _name_run(self) -> None:
-        if self._rotate_bytes is not None:
-            self._header["run"], self._part = uuid.uuid4().hex, itertools.count()
-
-    def _line_of_run(self) -> dict[str, Any]:
-        return self._header if self._rotate_bytes is None else {**self._header, "part": next(self._part)}
-
-    def _begin_another(self, *, told: bool) -> None:
+    def _begin_another(self) -> None:
         self.close()
         try:
-            if (kept := self._open()) and told:
+            if kept := self._open():
                 logger.warning("rounds begin again at an earlier one; those so far are kept as %s", named(kept))
         except OSError as error:
             self._warn(error)
-        self._write(self._line_of_run())
+        self._write(self._header)
 
     def _write(self, line: dict[str, Any]) -> None:
         if self._file is None:
             return
         try:
-            self._bytes += self._file.write(f"{_json(line)}\n")
+            self._file.write(f"{_json(line)}\n")
             self._file.flush()
         except OSError as error:
             self._warn(error)

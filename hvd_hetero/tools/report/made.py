@@ -14,13 +14,13 @@ from hvd_hetero.telemetry.run import Run, read_run
 from hvd_hetero.tools.report.causes import Cause, causes
 from hvd_hetero.tools.report.figures import Figures, figures
 from hvd_hetero.tools.report.verdict import Verdict, verdict
-from hvd_hetero.tools.report.words import listed, named_ranks
+from hvd_hetero.tools.report.words import named_ranks
 from hvd_hetero.tools.report.work import LONGEST_ROUND_S, impossible
 
 __all__ = ["Report", "make_reports", "report_of"]
 
 _MOST_FIGURES = 500_000  # rounds times ranks in which causes are looked for, so that it takes seconds
-_MOST_NAMED = 8  # ranks, or files
+_MOST_NAMED = 8  # ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +39,12 @@ class Report:
 def make_reports(paths: Sequence[Path], *, replayed: bool = True) -> list[Report]:
     """Read files of different runs and report on each."""
     read = [read_run(path) for path in paths]
-    files = [{file.resolve() for file in run.files} for run in read]
+    files = [path.resolve() for path in paths]
     for i, path in enumerate(paths):
         for j in range(i):
-            if files[i] & files[j]:
+            if files[i] == files[j]:
                 raise ValueError(
-                    f"{named(paths[j])} and {named(path)} must be of two runs, and are of one; name one of them alone, "
-                    "or a file of another run"
+                    f"{named(paths[j])} and {named(path)} must be of two runs, and are one file; name it once"
                 )
     return [_report(*each, replayed=replayed) for each in zip(read, paths, _names(paths), strict=True)]
 
@@ -87,9 +86,7 @@ def _every(run: Run, step: int) -> Run:
 def _missing(run: Run, found: Figures) -> list[str]:
     notes = []
     if run.cut_short:
-        whose = "the file" if len(run.files) == 1 else listed([named(path.name) for path in run.cut_short], _MOST_NAMED)
-        many, are = ("s", "are") if len(run.cut_short) > 1 else ("", "is")
-        notes.append(f"The last line{many} of {whose} {are} cut short, as a killed run leaves it, and {are} left out.")
+        notes.append("The last line of the file is cut short, as a killed run leaves it, and is left out.")
     if run.left_out:
         judged = "" if run.every == 1 else ", and forecasts are not judged"
         notes.append(f"{run.left_out}. Figures are those of the recorded rounds{judged}.")

@@ -127,9 +127,7 @@ def test_the_start_counts_in_no_figure_of_a_run_nor_in_a_picture(tmp_path):
 
 
 def test_every_key_of_the_documented_schema_is_written_and_no_other(tmp_path, request):
-    writer = TelemetryWriter(
-        Telemetry(tmp_path / "run.jsonl", rotate_bytes=100_000), policy="bsp", workers=WORKERS, global_batch=30
-    )
+    writer = TelemetryWriter(tmp_path / "run.jsonl", policy="bsp", workers=WORKERS, global_batch=30)
     writer.recovery = recovery_of(2)
     writer(finished(2, device=True))
     writer.close()

@@ -102,7 +102,7 @@ def test_what_does_not_fit_into_its_round_is_cut_and_told_in_full(tmp_path):
 
 def test_a_part_of_the_rounds_by_the_command(tmp_path, capsys):
     path, out = tmp_path / "run.jsonl", tmp_path / "out.json"
-    recorded(path, settings=Telemetry(path, rotate_bytes=1000))
+    recorded(path)
     assert main(["timeline", str(path), str(out), "--rounds", "2:4"]) == 0
     rows, *_ = read(out)
     assert [name for *_, name, _ in rows["rounds"]] == ["round 2", "round 3"]

@@ -109,7 +109,6 @@ def test_a_forecast_is_drawn_only_where_the_round_that_it_is_for_is_recorded():
             {"every": 4},
             "1 round of 4 is recorded. Figures are those of the recorded rounds, and forecasts are not judged.",
         ),
-        ({"files_missing": 2}, "2 of its files are missing. Figures are those of the recorded rounds."),
         ({}, None),
     ],
 )

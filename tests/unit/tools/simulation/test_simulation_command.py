@@ -185,14 +185,6 @@ MACHINES = Cluster(
 )
 
 
-def test_a_run_in_several_files_is_replayed_as_in_one(tmp_path):
-    record(tmp_path / "one.jsonl", BSP(), MACHINES)
-    record(Telemetry(tmp_path / "many.jsonl", rotate_bytes=2000), BSP(), MACHINES)
-    assert len(list(tmp_path.glob("many.*.jsonl"))) > 5
-    one, many = (replay(read_run(tmp_path / name)) for name in ("one.jsonl", "many.jsonl"))
-    assert (many.measured_rate, many.rounds, many.dataset) == (one.measured_rate, one.rounds, one.dataset)
-
-
 def test_a_run_of_every_fourth_round_is_replayed_and_what_it_does_not_tell_is_said(tmp_path, capsys):
     path = tmp_path / "thin.jsonl"
     rate = record(Telemetry(path, every=4), BSP(), MACHINES, rounds=120, length=6000)
