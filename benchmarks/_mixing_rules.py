@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import mean
 
 import numpy as np
+from _problems import SmallNetwork, digits
 from scipy.optimize import minimize
 
-from hvd_hetero.tools.simulation.problems import SmallNetwork, digits
 from hvd_hetero.topology import Graph, Matcha, matcha
 from hvd_hetero.topology.graphs import laplacian
 

@@ -24,6 +24,7 @@ import numpy as np
 from rich.progress import track
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(1, str(Path(__file__).resolve().parent / "papers"))
 from _mixing_rules import LOSS, MOST_ROUNDS, SEEDS, compared, trained
 
 from hvd_hetero.topology import Graph, Matcha, complete, from_edges, matcha, mixing_matrix, mixing_rho, ring

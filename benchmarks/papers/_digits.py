@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-
-from hvd_hetero.tools.simulation.problems import Data, SmallNetwork, digits
+from _problems import Data, SmallNetwork, digits
 
 
 def noisy_digits(seed: int, copies: int, noise: float = 0.1) -> SmallNetwork:

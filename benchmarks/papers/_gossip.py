@@ -24,11 +24,11 @@ import heapq
 from dataclasses import dataclass, field
 
 import numpy as np
+from _problems import TrainingProblem
 from numpy.typing import NDArray
 
 from hvd_hetero.rounds import RoundPlan
 from hvd_hetero.tools.simulation.cluster import Cluster, Machines
-from hvd_hetero.tools.simulation.problems import TrainingProblem
 from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
 
 __all__ = ["GossipModels", "GossipSimulation"]

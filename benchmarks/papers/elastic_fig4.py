@@ -26,14 +26,14 @@ from time import perf_counter
 
 import _tables
 import numpy as np
+from _learners import learner_for
+from _problems import SmallNetwork, digits
+from _server import Scheme, ServerModel, ServerSimulation
 from rich.progress import Progress
 
 from hvd_hetero.policies import BSP, ElasticBSP, Policy
 from hvd_hetero.rounds import FinishedRound, RoundPlan
 from hvd_hetero.tools.simulation import Cluster, Compute, Jitter, Network, RoundSimulation, Worker
-from hvd_hetero.tools.simulation.learners import learner_for
-from hvd_hetero.tools.simulation.problems import SmallNetwork, digits
-from hvd_hetero.tools.simulation.server import Scheme, ServerModel, ServerSimulation
 from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
 
 SPEEDS, BATCH, EPOCHS, RATE = (1.0, 0.87, 0.71, 0.55), 8, 40, 0.1

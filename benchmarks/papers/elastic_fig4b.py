@@ -23,12 +23,12 @@ import _pictures
 import _tables
 import elastic_fig4
 import numpy as np
+from _server import Scheme, ServerSimulation
 from elastic_fig4 import BATCH, IMAGE, ITERATION_S, SPEEDS, Run
 from rich.progress import track
 
 from hvd_hetero.policies import BSP, ElasticBSP
 from hvd_hetero.tools.simulation import Cluster, Compute, Jitter, Network, Worker, simulate
-from hvd_hetero.tools.simulation.server import Scheme, ServerSimulation
 
 SERVICE, SYNCHRONISATION, SCATTER = 0.5, 0.1, 0.1
 SERVICES = (0.1, 0.2, 0.3, 0.4, 0.5)

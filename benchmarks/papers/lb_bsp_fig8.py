@@ -25,13 +25,13 @@ import _tables
 import numpy as np
 from _cluster_a import LEVELS, WORKERS, cluster_a
 from _digits import noisy_digits
+from _learners import AllreduceLearner
+from _problems import TrainingProblem
+from _server import Scheme, ServerModel, ServerSimulation
 from rich.progress import Progress
 
 from hvd_hetero.policies import BSP, LBBSP, Policy
 from hvd_hetero.tools.simulation import Cluster, Options, RoundSimulation, Simulated
-from hvd_hetero.tools.simulation.learners import AllreduceLearner
-from hvd_hetero.tools.simulation.problems import TrainingProblem
-from hvd_hetero.tools.simulation.server import Scheme, ServerModel, ServerSimulation
 from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
 
 BATCH, BATCH_S, RATE, TARGET, IN_A_ROW, MOST_UPDATES, TIMED = 128, 2.0, 1.0, 0.25, 10, 400, 300

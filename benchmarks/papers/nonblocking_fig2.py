@@ -23,12 +23,12 @@ import _pictures
 import _tables
 import numpy as np
 from _digits import noisy_digits
+from _learners import learner_for
+from _problems import TrainingProblem
 from nonblocking_table1 import BATCH, MICRO_BATCHES, SIGNAL_S, WORKERS, cluster, mixing
 
 from hvd_hetero.policies import BSP, NonBlocking, Policy
 from hvd_hetero.tools.simulation import Options, RoundSimulation
-from hvd_hetero.tools.simulation.learners import learner_for
-from hvd_hetero.tools.simulation.problems import TrainingProblem
 from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
 from hvd_hetero.topology.mixing import ALLREDUCE
 

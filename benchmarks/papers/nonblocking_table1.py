@@ -23,11 +23,11 @@ from collections.abc import Callable
 import _tables
 import numpy as np
 from _digits import noisy_digits
+from _learners import learner_for
 from rich.progress import Progress
 
 from hvd_hetero.policies import BSP, NonBlocking, Policy
 from hvd_hetero.tools.simulation import Cluster, Compute, Network, Options, RandomSlowDown, RoundSimulation, Worker
-from hvd_hetero.tools.simulation.learners import learner_for
 from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
 from hvd_hetero.topology import from_edges, matcha
 from hvd_hetero.topology.mixing import ALLREDUCE, MatchaMixing, Mixing, NeighbourMixing

@@ -24,12 +24,12 @@ import sys
 import _pictures
 import _tables
 import numpy as np
+from _learners import NeighboursLearner
+from _problems import SoftmaxRegression, digits
 from rich.progress import track
 
 from hvd_hetero.policies import NonBlocking
 from hvd_hetero.tools.simulation import Cluster, Compute, Options, RandomSlowDown, RoundSimulation, Worker
-from hvd_hetero.tools.simulation.learners import NeighboursLearner
-from hvd_hetero.tools.simulation.problems import SoftmaxRegression, digits
 from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
 from hvd_hetero.topology import ring
 from hvd_hetero.topology.mixing import NeighbourMixing

@@ -23,11 +23,11 @@ import _pictures
 import _tables
 from _digits import noisy_digits
 from _gossip import GossipModels, GossipSimulation
+from _learners import AllreduceLearner
 from self_adaptive_fig9_10 import MICRO_BATCH, MODELS
 
 from hvd_hetero.policies import BSP, Policy, SelfAdaptive
 from hvd_hetero.tools.simulation import Cluster, Compute, Network, Options, RoundSimulation, Worker, simulate
-from hvd_hetero.tools.simulation.learners import AllreduceLearner
 from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
 
 SPEEDUP, COPIES, BATCH, EPOCHS, RATE, LOSS = 1.3, 8, 100, 8, 0.5, 0.3

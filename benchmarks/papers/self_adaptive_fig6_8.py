@@ -20,11 +20,11 @@ from dataclasses import replace
 import _pictures
 import _tables
 from _digits import noisy_digits
+from _learners import AllreduceLearner
 from self_adaptive_fig9_10 import DATASET, MICRO_BATCH, MODELS, machines
 
 from hvd_hetero.policies import Policy, SelfAdaptive, StaticAllocation
 from hvd_hetero.tools.simulation import Cluster, Network, RoundSimulation
-from hvd_hetero.tools.simulation.learners import AllreduceLearner
 from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
 
 RATIOS = {"Fig. 7": ((5, 5), (6, 4), (3, 7), (7, 3)), "Fig. 8": ((10, 10), (12, 8), (2, 18), (15, 5))}

@@ -51,20 +51,10 @@ def write_table(described: Description, recorded: Replay | None, outcomes: Seque
         console.print(f"Its rounds scatter: another run's samples/s may differ by {recorded.rate_error:.1%}.")
     table = Table()
     table.add_column("scheme", no_wrap=True)
-    headings = [*_COLUMNS]
-    with_loss = described.target_loss is not None
-    trained = any(outcome.final_loss is not None for outcome in outcomes)
-    headings += [f"s to loss {described.target_loss:g}"] if with_loss else []
-    headings += ["last loss"] if trained else []
-    for heading in headings:
+    for heading in _COLUMNS:
         table.add_column(heading, justify="right", no_wrap=True)
     for o in outcomes:
-        cells = [o.shown(name, form) for name, form in _COLUMNS.values()]
-        if with_loss:
-            cells.append("never" if o.time_to_loss_s in (None, float("inf")) else f"{o.time_to_loss_s:.1f}")
-        if trained:
-            cells.append(f"{o.final_loss:.4f}")
-        table.add_row(escape(o.scheme), *cells)
+        table.add_row(escape(o.scheme), *(o.shown(name, form) for name, form in _COLUMNS.values()))
     console.print(table)
     console.print(told(outcomes), markup=False)
     if any(outcome.between.keys() - {"samples_per_s"} for outcome in outcomes):
@@ -102,5 +92,5 @@ def draw(path: Path, found: Sequence[tuple[Outcome, Simulated]], described: Desc
     from hvd_hetero.tools.simulation.figure import comparison_figure
 
     title = f"{len(described.cluster.workers)} workers, {described.global_batch} samples a round"
-    comparison_figure(found, title, described.target_loss).savefig(path, dpi=110)
+    comparison_figure(found, title).savefig(path, dpi=110)
     sys.stderr.write(f"picture: {path}\n")

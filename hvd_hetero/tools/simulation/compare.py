@@ -14,23 +14,19 @@ from hvd_hetero.policies import BSP
 from hvd_hetero.tools.simulation.best import BestSplit
 from hvd_hetero.tools.simulation.description import Description
 from hvd_hetero.tools.simulation.engine import Options, RoundSimulation, mixing_on
-from hvd_hetero.tools.simulation.learners import learner_for
 from hvd_hetero.tools.simulation.limits import MOST_ROUNDS, MOST_WORKER_ROUNDS
-from hvd_hetero.tools.simulation.problems import SmallNetwork, SoftmaxRegression, TrainingProblem, digits
 from hvd_hetero.tools.simulation.results import Simulated
 from hvd_hetero.tools.simulation.schemes import SchemeChoice
-from hvd_hetero.tools.simulation.server import ServerModel, ServerSimulation
 from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
 from hvd_hetero.topology.mixing import ALLREDUCE
 
-__all__ = ["WARM_UP", "Outcome", "compare", "compare_between", "problem_named"]
+__all__ = ["WARM_UP", "Outcome", "compare", "compare_between"]
 
 _BLOCKS = 10  # of two rounds at least, for the standard error of a ratio; arbitrary
 WARM_UP = 0.1  # of the samples: predictors and allocations settle in them; arbitrary; rates leave them out
 _ALIKE = 0.05  # a figure that is off by less is shown as one; a replay is no more exact anyway
 _SHARES = ("waiting_share", "transfer_share")
 _FIGURES = ("samples_per_s", "times_bsp", "of_best", "round_s", *_SHARES)
-_EVALUATIONS = 200  # of the loss over a whole training, so that evaluating stays a small part of the cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +38,6 @@ class Outcome:
     waiting_share: float
     transfer_share: float
     round_s: float
-    time_to_loss_s: float | None
-    """None if no loss was asked for; infinite if it was not reached."""
-    final_loss: float | None
     times_bsp: float = math.nan
     of_best: float = math.nan
     error: float = math.nan
@@ -66,29 +59,18 @@ class Outcome:
         return " … ".join(format(end, form) for end in self.between[name])
 
 
-def problem_named(name: str | None, seed: int) -> TrainingProblem | None:
-    """Return the problem of a description."""
-    if name in (None, "none"):
-        return None
-    data = digits(seed)
-    return SoftmaxRegression(data) if name == "digits-softmax" else SmallNetwork(data)
-
-
 def compare(
     described: Description, progress: Callable[[str, float], None] = lambda label, share: None
 ) -> list[tuple[Outcome, Simulated]]:
     """Simulate every chosen scheme, after BSP and the best split, which the ratios need."""
-    problem = problem_named(described.problem, described.cluster.seed)
     asked = list(described.schemes)
     labels = {scheme.label for scheme in asked}
     references = [SchemeChoice("bsp", BSP), SchemeChoice("best-split", BestSplit, usable=False)]
     schemes = [reference for reference in references if reference.label not in labels] + asked
     found: list[tuple[Outcome, Simulated]] = []
     for scheme in schemes:
-        # A learning rate may be too large: then the loss overflows, and the table shows it.
-        with np.errstate(over="ignore", invalid="ignore"):
-            result = _simulate(described, scheme, problem, progress)
-        found.append((_outcome(scheme.label, result, described), result))
+        result = _simulate(described, scheme, progress)
+        found.append((_outcome(scheme.label, result), result))
     rates = {outcome.scheme: outcome.samples_per_s for outcome, _ in found}
     bsp = next(result for outcome, result in found if outcome.scheme == "bsp")
     usable = {scheme.label: scheme.usable for scheme in schemes}
@@ -135,37 +117,14 @@ def _ranged(outcomes: Sequence[Outcome], rate_error: float) -> Outcome:
     return replace(outcomes[0], between=between, error=outcomes[0].error + max(abs(r - ratios[0]) for r in ratios))
 
 
-def _simulate(
-    described: Description,
-    scheme: SchemeChoice,
-    problem: TrainingProblem | None,
-    progress: Callable[[str, float], None],
-) -> Simulated:
+def _simulate(described: Description, scheme: SchemeChoice, progress: Callable[[str, float], None]) -> Simulated:
     cluster, seed = described.cluster, described.cluster.seed
     wanted = described.rounds * described.global_batch
-    length = problem.samples if problem else described.dataset
-    data = WholeRounds(length, shuffle=True, seed=seed) if length else None
-    every = max(described.rounds // _EVALUATIONS, 1)
-    if scheme.server is not None:
-        workers = len(cluster.workers)
-        # One update of BSP moves by the mean gradient of n batches; n updates by one batch each move as far at η / n.
-        # DynSSP averages the updates of a clock by itself.
-        rate = described.learning_rate / (1 if scheme.server.name == "dyn-ssp" else workers)
-        model = ServerModel(problem, rate, seed) if problem else None
-        batch = max(described.global_batch // workers, 1)
-        asynchronous = ServerSimulation(
-            cluster, scheme.server, batch, data=data, model=model, evaluate_every=every * workers
-        )
-        while sum(asynchronous.result.samples) < wanted:
-            asynchronous.run(max(workers, described.rounds * workers // 50))
-            progress(scheme.label, sum(asynchronous.result.samples) / wanted)
-        return asynchronous.result
-    assert scheme.make is not None
+    data = WholeRounds(described.dataset, shuffle=True, seed=seed) if described.dataset else None
     policy = scheme.make()
     mixing = mixing_on(cluster, policy, scheme.sync)
-    learner = learner_for(policy, problem, described.learning_rate, seed, mixing) if problem else None
-    options = Options(lead=described.lead, signal_s=described.signal_s, sync=mixing or ALLREDUCE, evaluate_every=every)
-    rounds = RoundSimulation(cluster, policy, described.global_batch, options=options, data=data, learner=learner)
+    options = Options(lead=described.lead, signal_s=described.signal_s, sync=mixing or ALLREDUCE)
+    rounds = RoundSimulation(cluster, policy, described.global_batch, options=options, data=data)
     done = 0
     while done < wanted:
         if rounds.rounds * len(cluster.workers) > MOST_WORKER_ROUNDS or rounds.rounds > MOST_ROUNDS:
@@ -179,18 +138,11 @@ def _simulate(
     return rounds.result
 
 
-def _outcome(label: str, result: Simulated, described: Description) -> Outcome:
+def _outcome(label: str, result: Simulated) -> Outcome:
     samples = np.cumsum(result.samples)
     skip = int(np.searchsorted(samples, WARM_UP * samples[-1]))
-    goal = described.target_loss
     return Outcome(
-        label,
-        result.rate(skip),
-        result.waiting_share(skip),
-        result.transfer_share(skip),
-        result.round_s(skip),
-        None if goal is None else result.time_to(goal),
-        result.loss[-1][2] if result.loss else None,
+        label, result.rate(skip), result.waiting_share(skip), result.transfer_share(skip), result.round_s(skip)
     )
 
 

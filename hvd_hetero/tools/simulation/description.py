@@ -40,9 +40,6 @@ class Description:
     signal_s: float = 0.0
     dataset: int | None = None
     """Samples of an epoch; None: endless."""
-    problem: str | None = None
-    learning_rate: float = 0.5
-    target_loss: float | None = None
     between: tuple[Cluster, ...] = ()
     """Other machines that these may be as well."""
     rate_error: float = 0.0
@@ -70,9 +67,6 @@ def read_description(path: str | Path) -> Description:
         lead=training.whole("lead", Range(0, limits.MOST_LEAD, "the rounds that plans are fixed ahead"), 0),
         signal_s=training.number("signal_ms", MILLISECONDS, 0.0) / 1e3,
         dataset=training.whole("dataset", Range(1, limits.MOST_SAMPLES, "the samples of an epoch"), None),
-        problem=training.choice("problem", PROBLEMS, "none"),
-        learning_rate=training.number("learning_rate", Range(1e-9, 1e9, "the rate of an update of BSP"), 0.5),
-        target_loss=training.number("target_loss", Range(0, 1e9, "a training loss to reach"), None),
     )
     between = top.take("between", list, [])
     described = replace(described, rate_error=top.number("rate_error", RATE_ERROR, 0.0))
@@ -119,9 +113,6 @@ _QUOTED = re.compile(r""" "(?:\\.|[^"\\\n])*" | '[^'\n]*' """, re.VERBOSE)
 _NESTED = re.compile(r"(?:[\w-]+[ \t]*\.[ \t]*){" + str(limits.MOST_NESTED) + "}")
 
 
-PROBLEMS = ("none", "digits-softmax", "digits-network")
-
-
 def check(described: Description, where: str) -> None:
     """Raise if the description cannot be simulated; the error names why, and ``where`` it was described."""
     workers = len(described.cluster.workers)
@@ -135,8 +126,6 @@ def check(described: Description, where: str) -> None:
             f"{where}.training: dataset must be at least 1 sample and at most {limits.MOST_SAMPLES}, got "
             f"{described.dataset}; leave it out for data without end"
         )
-    if described.problem == "none" and described.target_loss is not None:
-        raise ValueError(f"{where}.training: target_loss needs a problem to train; add problem = 'digits-softmax'")
     _check_schemes(described, where)
     _check_length(described, where)
 
@@ -152,8 +141,6 @@ def _check_schemes(described: Description, where: str) -> None:
     if twice := [label for label in labels if labels.count(label) > 1]:
         raise ValueError(f"{where}.policies: {shown(twice[0])} stands there twice; leave one out, or give it a label")
     for scheme in described.schemes:
-        if scheme.make is None:
-            continue
         if scheme.sync != ALLREDUCE and workers > limits.MOST_MIXING_WORKERS:
             raise ValueError(
                 f"{where}.policies, {scheme.label}: sync = '{scheme.sync}' is simulated for at most "
@@ -165,8 +152,7 @@ def _check_schemes(described: Description, where: str) -> None:
             mixing_on(described.cluster, policy, scheme.sync)
         except (TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"{where}.policies, {scheme.label}: {error}") from None
-        endless = described.dataset is None and described.problem == "none"
-        if endless and isinstance(policy, SelfAdaptive) and policy.every is None:
+        if described.dataset is None and isinstance(policy, SelfAdaptive) and policy.every is None:
             raise ValueError(
                 f"{where}.policies, {scheme.label}: it re-allocates after every epoch, and the data have no end; add "
                 "dataset = … (samples of an epoch) to [training], or give the policy every = … (rounds)"
@@ -176,7 +162,6 @@ def _check_schemes(described: Description, where: str) -> None:
 def _check_length(described: Description, where: str) -> None:
     """Raise if it would not end within minutes; ``compare`` stops schemes whose rounds turn out shorter."""
     workers, schemes = len(described.cluster.workers), len(described.schemes) + 2  # BSP and the best split
-    served = sum(scheme.server is not None for scheme in described.schemes)
     rounds = described.rounds
     if described.dataset is not None:  # an epoch ends with a short round
         epochs = -(-rounds * described.global_batch // described.dataset)
@@ -187,12 +172,10 @@ def _check_length(described: Description, where: str) -> None:
             f"{where}.workers: workers times the values of the longest series must be at most {limits.MOST_PIECES}, "
             f"got {pieces}; describe fewer workers, or take a part of the series"
         )
-    work, records = rounds * workers * schemes, rounds * (schemes - served + served * workers)
-    every = rounds * (schemes - served)
-    if work > limits.MOST_WORKER_ROUNDS or records > limits.MOST_RECORDS or every > limits.MOST_ROUNDS:
+    work, every = rounds * workers * schemes, rounds * schemes
+    if work > limits.MOST_WORKER_ROUNDS or every > limits.MOST_ROUNDS:
         raise ValueError(
             f"{where}.training: rounds must be fewer, got {described.rounds}: with {workers} workers and {schemes} "
-            f"schemes, bsp and best-split among them, that makes {every} rounds (at most {limits.MOST_ROUNDS}), "
-            f"{work} times that a worker computes (at most {limits.MOST_WORKER_ROUNDS}), and {records} records (at "
-            f"most {limits.MOST_RECORDS})"
+            f"schemes, bsp and best-split among them, that makes {every} rounds (at most {limits.MOST_ROUNDS}) and "
+            f"{work} times that a worker computes (at most {limits.MOST_WORKER_ROUNDS})"
         )

@@ -46,10 +46,8 @@ def _figure(inches: tuple[float, float]) -> Figure:
     return Figure(figsize=inches, layout="constrained")
 
 
-def comparison_figure(
-    found: Sequence[tuple[Outcome, Simulated]], title: str = "", target_loss: float | None = None
-) -> Figure:
-    """Draw samples per second of each scheme on the left; on the right the loss, or else throughput, over time."""
+def comparison_figure(found: Sequence[tuple[Outcome, Simulated]], title: str = "") -> Figure:
+    """Draw samples per second of each scheme on the left, and over time on the right."""
     figure = _figure((12.5, 0.45 * len(found) + 3.0))
     bars, curves = figure.subplots(1, 2, width_ratios=(1.15, 1.0))
     heights = np.arange(len(found))[::-1]
@@ -69,25 +67,17 @@ def comparison_figure(
     bars.set_xlim(0, 1.75 * max(rates))
     bars.set_xlabel("samples per second")
 
-    losses = any(result.loss for _, result in found)
     widths = np.linspace(_WIDEST, _NARROWEST, len(found)).tolist()
     for colour, kind, width, (outcome, result) in zip(colours, kinds, widths, found, strict=True):
         style: dict[str, Any] = {"color": colour, "label": outcome.scheme, "linewidth": width}
         style["linestyle"] = _STYLES[kind]
-        if losses:
-            curves.plot([t for t, _, _ in result.loss], [value for _, _, value in result.loss], **style)
-        else:
-            end_s = np.cumsum(result.elapsed_s)
-            edges = np.linspace(0, end_s[-1], min(_WINDOWS, len(end_s)) + 1)
-            done = np.interp(edges, np.concatenate([[0.0], end_s]), np.concatenate([[0], np.cumsum(result.samples)]))
-            curves.plot(0.5 * (edges[1:] + edges[:-1]), np.diff(done) / np.diff(edges), **style)
+        end_s = np.cumsum(result.elapsed_s)
+        edges = np.linspace(0, end_s[-1], min(_WINDOWS, len(end_s)) + 1)
+        done = np.interp(edges, np.concatenate([[0.0], end_s]), np.concatenate([[0], np.cumsum(result.samples)]))
+        curves.plot(0.5 * (edges[1:] + edges[:-1]), np.diff(done) / np.diff(edges), **style)
     curves.set_xlabel("simulated seconds")
-    curves.set_ylabel("training loss" if losses else "samples per second")
-    curves.set_yscale("log" if losses else "linear")
-    if not losses:
-        curves.set_ylim(bottom=0)
-    if losses and target_loss:
-        curves.axhline(target_loss, color="black", linewidth=1.0, linestyle=(0, (2, 2)), label="target loss")
+    curves.set_ylabel("samples per second")
+    curves.set_ylim(bottom=0)
     for name in figure.legend(fontsize=8, loc="outside right upper").get_texts():  # beside the data, never on it
         name.set_parse_math(False)
     bars.grid(alpha=0.3, axis="x")

@@ -13,7 +13,6 @@ __all__ = [
     "MOST_NESTED",
     "MOST_PIECES",
     "MOST_RATIO",
-    "MOST_RECORDS",
     "MOST_ROUNDS",
     "MOST_SAMPLES",
     "MOST_SCHEMES",
@@ -47,9 +46,6 @@ MOST_ROUNDS = 10**6
 
 MOST_WORKER_ROUNDS = 2 * 10**7
 """Workers times rounds, of all schemes together, at 30 to 130 microseconds each (``benchmarks/papers/scale.py``)."""
-
-MOST_RECORDS = 5 * 10**6
-"""Rounds (with a server: pushes of a worker) of all schemes together, of which some 200 bytes each are kept."""
 
 MOST_SAMPLES = 5 * 10**7
 """Samples of an epoch, whose order is held as eight bytes each. Without ``dataset`` there is no order."""

@@ -17,7 +17,7 @@ Ints = NDArray[np.int64]
 
 
 class Learner(Protocol):
-    """What a simulated training does with the samples of a round (``hvd_hetero.tools.simulation.learners``)."""
+    """A training in simulated time (``benchmarks/papers/_learners.py`` has update rules)."""
 
     @property
     def loss(self) -> float:

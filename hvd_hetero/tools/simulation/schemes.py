@@ -1,4 +1,4 @@
-"""The schemes that have names: production's policies, their mixings, and those with a server."""
+"""The schemes that have names: production's policies and their mixings, and the best possible split."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from hvd_hetero.policies import (
     StaticAllocation,
 )
 from hvd_hetero.tools.simulation.best import BestSplit
-from hvd_hetero.tools.simulation.server import Scheme
-from hvd_hetero.tools.simulation.settings import Range, Settings, shown
+from hvd_hetero.tools.simulation.settings import Settings, shown
 from hvd_hetero.topology.mixing import ALLREDUCE, MIXING_NAMES
 
 __all__ = ["SchemeChoice", "choose", "choose_all"]
@@ -29,9 +28,6 @@ __all__ = ["SchemeChoice", "choose", "choose_all"]
 _POLICIES: dict[str, type[Policy]] = {
     cls.name: cls for cls in (BSP, LBBSP, StaticAllocation, SelfAdaptive, NonBlocking, LBNonBlocking, ElasticBSP)
 } | {"best-split": BestSplit}
-_SERVER = ("asp", "ssp", "dyn-ssp")
-_STALENESS = 3.0  # iterations, as in elastic-bsp's experiments; lb-bsp uses 10
-_BOUND = Range(0, 1e9, "the iterations that a worker may be ahead of the slowest")
 _OPTION = "--policies"
 _LONGEST_LABEL = 60  # of a line of the table
 
@@ -41,9 +37,7 @@ class SchemeChoice:
     """A scheme to simulate. A policy serves one training, so it is made again each time."""
 
     label: str
-    make: Callable[[], Policy] | None
-    """None if it needs a server."""
-    server: Scheme | None = None
+    make: Callable[[], Policy]
     sync: str = ALLREDUCE
     """Name of the mixing, as production calls it (``hvd_hetero.topology.mixing``)."""
     usable: bool = True
@@ -75,16 +69,14 @@ def choose(entry: Any, where: str) -> SchemeChoice:
     "d-psgd" and "matcha" are BSP with that ``sync``; any other policy takes ``sync`` as an option.
     """
     settings = Settings({"name": entry} if isinstance(entry, str) else _table(entry, where), f"{where}.policies")
-    name = settings.choice("name", [*_POLICIES, *MIXING_NAMES, *_SERVER])
+    known = [*_POLICIES, *MIXING_NAMES]
+    name = settings.choice("name", known)
     label = settings.take("label", str, "")
-    known = [*_POLICIES, *MIXING_NAMES, *_SERVER]
     if label in known or len(label) > _LONGEST_LABEL or not label.isprintable():
         raise ValueError(
             f"{where}.policies, {name}: label must be a printable text of at most {_LONGEST_LABEL} characters that is "
             f"no scheme's name, got {shown(label)}; give another, or none"
         )
-    if name in _SERVER:
-        return _with_server(name, label, settings.rest(), f"{where}.policies, {name}", _written(entry))
     mixes = name in MIXING_NAMES
     sync = name if mixes else settings.choice("sync", [ALLREDUCE, *MIXING_NAMES], ALLREDUCE)
     options = settings.rest()
@@ -108,15 +100,6 @@ def choose(entry: Any, where: str) -> SchemeChoice:
     words = [name, *([sync] if sync not in (name, ALLREDUCE) else []), *map(str, options.values())]
     label = label or " ".join(words)[:_LONGEST_LABEL]
     return SchemeChoice(label, make, sync=sync, usable=kind is not BestSplit, written=_written(entry))
-
-
-def _with_server(name: str, label: str, options: dict[str, Any], where: str, written: str) -> SchemeChoice:
-    settings = Settings(options, where)
-    allowed = {} if name == "asp" else {"bound": settings.number("bound", _BOUND, _STALENESS)}
-    settings.finish()
-    scheme = Scheme(name, **allowed)  # type: ignore[arg-type]
-    label = label or name + (f" {scheme.bound:g}" if allowed else "")
-    return SchemeChoice(label, None, scheme, usable=False, written=written)
 
 
 def _written(entry: Any) -> str:

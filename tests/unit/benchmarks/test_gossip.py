@@ -7,10 +7,10 @@ import pytest
 from script_modules import load
 
 from hvd_hetero.tools.simulation import Cluster, Network
-from hvd_hetero.tools.simulation.problems import SoftmaxRegression, digits
 from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
 
-gossip = load("_gossip", "benchmarks/papers")
+gossip, problems = (load(name, "benchmarks/papers") for name in ("_gossip", "_problems"))
+SoftmaxRegression, digits = problems.SoftmaxRegression, problems.digits
 GossipModels, GossipSimulation = gossip.GossipModels, gossip.GossipSimulation
 
 

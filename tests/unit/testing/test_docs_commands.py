@@ -32,7 +32,7 @@ NOT_RUN = {
 }
 RUN = r"hvd-hetero (report|simulate (?!--from$)|timeline|profile) ?.*"
 # Makes the description of the examples small: the documentation's takes half a minute.
-SMALLER = {"rounds = 400": "rounds = 12\ndataset = 1024", 'problem = "digits-network"': "", "target_loss = 0.2": ""}
+SMALLER = {"rounds = 400": "rounds = 12"}
 STEP = """
 def step(batch_size):
     if batch_size > 40:

@@ -22,7 +22,7 @@ from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
 
 EXAMPLE = Path(__file__).parents[4] / "examples" / "cluster.toml"
 SMALL = """
-policies = ["bsp", "lb-bsp", "asp"]
+policies = ["bsp", "lb-bsp", "elastic-bsp"]
 [training]
 global_batch = 60
 rounds = 40
@@ -56,21 +56,21 @@ def simulated(arguments: list[object], capsys) -> dict:
 
 
 def test_json_has_every_scheme_and_the_ratios(described, capsys):
-    """Speeds 100, 100, 400: BSP 300, the best split and ASP 600."""
+    """Speeds 100, 100, 400: BSP 300, the best split and ElasticBSP 600."""
     document = simulated([described()], capsys)
     rows = {row["scheme"]: row for row in document["schemes"]}
-    assert set(rows) == {"best-split", "bsp", "lb-bsp", "asp"}
+    assert set(rows) == {"best-split", "bsp", "lb-bsp", "elastic-bsp"}
     assert rows["bsp"]["samples_per_s"] == pytest.approx(300.0)
     assert rows["lb-bsp"]["times_bsp"] == pytest.approx(2.0, rel=0.02)
     assert rows["lb-bsp"]["of_best"] == pytest.approx(1.0, rel=0.02)
-    assert rows["asp"]["samples_per_s"] == pytest.approx(600.0, rel=0.05)
+    assert rows["elastic-bsp"]["samples_per_s"] == pytest.approx(600.0, rel=0.05)
 
 
 def test_the_table_names_every_scheme_in_full(described, capsys):
     """Though standard output is no terminal."""
     assert cli.main(["simulate", str(described())]) == 0
     said = capsys.readouterr().out
-    for word in ("best-split", "lb-bsp", "asp", "times BSP", "of best split", "600.0"):
+    for word in ("best-split", "lb-bsp", "elastic-bsp", "times BSP", "of best split", "600.0"):
         assert word in said
 
 
@@ -78,7 +78,7 @@ def test_the_example_is_a_valid_description():
     """It is what the documentation tells people to start from."""
     example = read_description(EXAMPLE)
     assert len(example.cluster.workers) == 8
-    assert example.problem == "digits-network"
+    assert example.dataset == 1437
 
 
 def test_a_saturation_as_fitted_need_not_be_whole(described):
@@ -112,16 +112,13 @@ def test_a_saturation_as_fitted_need_not_be_whole(described):
         ("count = 2", "count = true", "count must be a whole number, got True"),
         ("global_batch = 60", "global_batch = 2", "at least the number of workers, 3, .*got 2"),
         ("global_batch = 60", "", "needs global_batch"),
-        ('"asp"', '"aps"', "did you mean 'asp'"),
-        ('"asp"', '{ name = "lb-bsp", predictr = "ema" }', "did you mean 'predictor'"),
-        ('"asp"', '{ name = "lb-bsp", predictor = "emma" }', "did you mean 'ema'"),
-        ('"asp"', '"static"', "weights"),
-        ('"asp"', '"self-adaptive"', "dataset = … .* or give the policy every"),
-        ('"asp"', '{ name = "static", weights = [1, 2] }', "weights must name one number per rank"),
-        ('"asp"', '{ name = "asp", bound = 3 }', "no setting 'bound'"),
-        ('"asp"', "7", "policies must hold names"),
-        ("rounds = 40", "rounds = 40\ntarget_loss = 0.3", "needs a problem"),
-        ("rounds = 40", "rounds = 40\nproblem = 'digit-softmax'", "did you mean 'digits-softmax'"),
+        ('"elastic-bsp"', '"elastic-bps"', "did you mean 'elastic-bsp'"),
+        ('"elastic-bsp"', '{ name = "lb-bsp", predictr = "ema" }', "did you mean 'predictor'"),
+        ('"elastic-bsp"', '{ name = "lb-bsp", predictor = "emma" }', "did you mean 'ema'"),
+        ('"elastic-bsp"', '"static"', "weights"),
+        ('"elastic-bsp"', '"self-adaptive"', "dataset = … .* or give the policy every"),
+        ('"elastic-bsp"', '{ name = "static", weights = [1, 2] }', "weights must name one number per rank"),
+        ('"elastic-bsp"', "7", "policies must hold names"),
         ("rounds = 40", "rounds = ", "no TOML"),
     ],
 )
@@ -252,42 +249,26 @@ def test_a_run_too_short_to_replay_is_refused(tmp_path, capsys):
     assert "record a longer one" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("problem", ["none", "digits-softmax"])
-def test_a_picture_is_drawn(problem, described, tmp_path, capsys):
-    """A PNG, with a loss or without one."""
-    path = described(("rounds = 40", f"rounds = 40\nproblem = '{problem}'"))
-    assert cli.main(["simulate", str(path), "--plot", str(tmp_path / "it.png"), "--quiet"]) == 0
+def test_a_picture_is_drawn(described, tmp_path, capsys):
+    assert cli.main(["simulate", str(described()), "--plot", str(tmp_path / "it.png"), "--quiet"]) == 0
     assert (tmp_path / "it.png").read_bytes().startswith(b"\x89PNG")
     capsys.readouterr()
-
-
-def test_time_to_loss_is_told_or_never(described, capsys):
-    """A loss that is reached, and one that is not."""
-    base = "rounds = 40\nproblem = 'digits-softmax'\ntarget_loss = "
-    reached = simulated([described(("rounds = 40", base + "1.5"))], capsys)["schemes"]
-    assert all(row["time_to_loss_s"] > 0 for row in reached)
-    never = simulated([described(("rounds = 40", base + "0.0001"))], capsys)["schemes"]
-    assert all(row["time_to_loss_s"] is None for row in never)
 
 
 def test_a_picture_tells_many_schemes_apart(described):
     """A dozen equal schemes: no two look alike, curves that coincide differ in width, and the legend is outside."""
     again = ", ".join(f'{{ name = "lb-bsp", label = "again {i}" }}' for i in range(11))
-    training = "rounds = 40\nproblem = 'digits-softmax'\ntarget_loss = 1.5"
-    path = described(('"asp"', again), ("rounds = 40", training))
-    found = compare(read_description(path))
-    figure = comparison_figure(found, "many", 1.5)
+    found = compare(read_description(described(('"elastic-bsp"', again))))
+    figure = comparison_figure(found, "many")
     figure.canvas.draw()
     bars, curves = figure.axes
-    lines = [line for line in curves.get_lines() if line.get_label() != "target loss"]
+    lines = curves.get_lines()
     looks = [(line.get_color(), str(line.get_linestyle())) for line in lines]
     assert len(set(looks)) == len(found) == 14
     patches = [(patch.get_facecolor(), patch.get_hatch()) for patch in bars.patches]
     assert len(set(patches)) == 14
     widths = [line.get_linewidth() for line in lines]
     assert all(a > b for a, b in itertools.pairwise(widths))
-    (target,) = [line for line in curves.get_lines() if line.get_label() == "target loss"]
-    assert set(target.get_ydata()) == {1.5}
     legend = figure.legends[0].get_window_extent()
     assert not any(legend.overlaps(axis.get_window_extent()) for axis in (bars, curves))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -198,7 +197,7 @@ def test_between_is_checked(between, said, described, tmp_path, capsys):
 
 
 def outcome(scheme: str, times_bsp: float, error: float, *, usable: bool = True) -> Outcome:
-    return Outcome(scheme, 100 * times_bsp, 0.1, 0.1, 1.0, None, None, times_bsp, 1.0, error, usable)
+    return Outcome(scheme, 100 * times_bsp, 0.1, 0.1, 1.0, times_bsp, 1.0, error, usable)
 
 
 BASE = [outcome("best-split", 1.9, 0.0, usable=False), outcome("bsp", 1.0, 0.0)]
@@ -223,30 +222,6 @@ def test_the_recommendation_is_what_is_best_even_if_it_errs(others, said):
     assert told([*BASE, *others]).startswith(said)
     best = recommended([*BASE, *others])
     assert all(o.times_bsp - o.error <= best.times_bsp for o in others)
-
-
-def reaches(scheme: str, times_bsp: float, error: float, seconds: float, round_s: float = 1.0) -> Outcome:
-    return Outcome(scheme, 100 * times_bsp, 0.1, 0.1, round_s, seconds, 0.5, times_bsp, 1.0, error)
-
-
-@pytest.mark.parametrize(
-    ("bsp_s", "others", "said"),
-    [
-        (
-            12.0,
-            [reaches("elastic-bsp", 1.73, 0.02, 19.5, 4.8), reaches("lb-bsp", 1.6, 0.04, 6.0)],
-            "lb-bsp: 6.0 s to the target loss; nothing else is sooner",
-        ),
-        (12.0, [reaches("elastic-bsp", 1.73, 0.02, math.inf, 4.8)], "bsp: 12.0 s to the target loss; nothing else is"),
-        (math.inf, [reaches("lb-bsp", 1.6, 0.04, 6.0)], "lb-bsp: 6.0 s to the target loss; "),
-        (math.inf, [reaches("lb-bsp", 1.6, 0.04, math.inf)], "lb-bsp: 1.60 of bsp, ± 0.04; nothing else is better"),
-    ],
-)
-def test_if_a_loss_is_asked_for_the_recommendation_goes_by_the_time_to_it(bsp_s, others, said):
-    """ElasticBSP does most samples per second, and its longer updates take longer to the loss."""
-    text = told([reaches("bsp", 1.0, 0.0, bsp_s), *others])
-    assert text.startswith(said)
-    assert ("No scheme reaches the target loss" in text) == ("1.60 of bsp" in said)
 
 
 def test_updates_that_are_much_longer_are_told():

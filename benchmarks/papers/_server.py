@@ -29,11 +29,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
+from _problems import TrainingProblem
 from numpy.typing import NDArray
 
 from hvd_hetero.rounds import RoundPlan
 from hvd_hetero.tools.simulation.cluster import Cluster, Machines
-from hvd_hetero.tools.simulation.problems import TrainingProblem
 from hvd_hetero.tools.simulation.results import Simulated
 from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from script_modules import load
 
 from hvd_hetero.policies import BSP, LBBSP, ElasticBSP, NonBlocking, SelfAdaptive
 from hvd_hetero.rounds import RoundPlan
@@ -17,16 +18,19 @@ from hvd_hetero.tools.simulation import (
     RoundSimulation,
     Worker,
 )
-from hvd_hetero.tools.simulation.learners import AllreduceLearner, LocalLearner, NeighboursLearner, learner_for
-from hvd_hetero.tools.simulation.problems import Data, SmallNetwork, SoftmaxRegression, digits
-from hvd_hetero.tools.simulation.server import Scheme, ServerModel, ServerSimulation
 from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
 from hvd_hetero.topology import complete, from_edges, matcha
 from hvd_hetero.topology.mixing import MatchaMixing, NeighbourMixing, resolve_mixing
 
+_learners, _problems, _server = (load(name, "benchmarks/papers") for name in ("_learners", "_problems", "_server"))
+AllreduceLearner, LocalLearner = _learners.AllreduceLearner, _learners.LocalLearner
+NeighboursLearner, learner_for = _learners.NeighboursLearner, _learners.learner_for
+SmallNetwork, SoftmaxRegression, digits = _problems.SmallNetwork, _problems.SoftmaxRegression, _problems.digits
+Scheme, ServerModel, ServerSimulation = _server.Scheme, _server.ServerModel, _server.ServerSimulation
+
 
 @pytest.fixture(scope="module")
-def data() -> Data:
+def data():
     return digits()
 
 
@@ -261,3 +265,29 @@ def test_time_of_a_batch_is_that_of_rounds():
 def test_impossible_schemes_are_refused(name, bound):
     with pytest.raises(ValueError, match=r"bound|name"):
         Scheme(name, bound)
+
+
+@pytest.mark.parametrize("mixing", [NeighbourMixing(complete(3)), MatchaMixing(matcha(complete(3), 0.5), seed=4)])
+def test_the_models_are_those_of_the_rule_by_hand(mixing):
+    """Six rounds of unequal shares: x_i <- sum_j W_ij x_j - eta (n S_i / S) G_i, with the rows that a rank uses."""
+    problem = SoftmaxRegression(digits())
+    policy = NonBlocking(4)
+    learner = learner_for(policy, problem, 0.5, mixing=mixing)
+    assert isinstance(learner, NeighboursLearner)
+    order = WholeRounds(problem.samples, shuffle=True, seed=2)
+    again = WholeRounds(problem.samples, shuffle=True, seed=2)
+    machines = Cluster.of_speeds([100.0, 200.0, 400.0])
+    simulation = RoundSimulation(machines, policy, 96, options=Options(sync=mixing), data=order, learner=learner)
+    models = [problem.start(0)] * 3
+    for number in range(6):
+        finished = simulation.step()
+        used = [int(s) for s in finished.table.figures("samples")]
+        assert len(set(used)) > 1
+        _, samples = again.take_round(finished.plan)
+        again.finish(used)
+        steps = [problem.gradient(m, s[:u]) * 3 * u / sum(used) for m, s, u in zip(models, samples, used, strict=True)]
+        rows = [mixing.row(i, number) for i in range(3)]
+        models = [
+            sum(w * models[j] for j, w in row.items()) - 0.5 * step for row, step in zip(rows, steps, strict=True)
+        ]
+    assert learner.parameters == pytest.approx(np.mean(models, axis=0), abs=1e-12)

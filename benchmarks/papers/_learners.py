@@ -22,11 +22,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import numpy as np
+from _problems import TrainingProblem
 from numpy.typing import NDArray
 
 from hvd_hetero.policies import Policy
 from hvd_hetero.rounds import RoundPlan
-from hvd_hetero.tools.simulation.problems import TrainingProblem
 from hvd_hetero.topology.mixing import Mixing
 
 __all__ = ["AllreduceLearner", "LocalLearner", "NeighboursLearner", "RoundLearner", "learner_for"]
