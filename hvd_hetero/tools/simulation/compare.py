@@ -14,7 +14,6 @@ from hvd_hetero.policies import BSP
 from hvd_hetero.tools.simulation.best import BestSplit
 from hvd_hetero.tools.simulation.description import Description
 from hvd_hetero.tools.simulation.engine import Options, RoundSimulation, mixing_on
-from hvd_hetero.tools.simulation.limits import MOST_ROUNDS, MOST_WORKER_ROUNDS
 from hvd_hetero.tools.simulation.results import Simulated
 from hvd_hetero.tools.simulation.schemes import SchemeChoice
 from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
@@ -127,11 +126,6 @@ def _simulate(described: Description, scheme: SchemeChoice, progress: Callable[[
     rounds = RoundSimulation(cluster, policy, described.global_batch, options=options, data=data)
     done = 0
     while done < wanted:
-        if rounds.rounds * len(cluster.workers) > MOST_WORKER_ROUNDS or rounds.rounds > MOST_ROUNDS:
-            raise ValueError(
-                f"{scheme.label}: it has done {done / wanted:.2%} of the samples in {rounds.rounds} rounds, which is "
-                "as long as a simulation may take; lower rounds, or micro_batches where the first rank ends a round"
-            )
         finished = rounds.step()
         done += int(finished.table.total)
         progress(scheme.label, done / wanted)

@@ -42,7 +42,6 @@ from hvd_hetero.prediction import Predictor
 from hvd_hetero.rounds import FinishedRound, RoundPlan, RoundReport, RoundTable
 from hvd_hetero.tools.simulation.cluster import Cluster, Machines
 from hvd_hetero.tools.simulation.compute import Pieces
-from hvd_hetero.tools.simulation.limits import MOST_MICRO_BATCHES
 from hvd_hetero.tools.simulation.meters import SpeedMeters
 from hvd_hetero.tools.simulation.results import Learner, Simulated
 from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
@@ -176,7 +175,6 @@ class RoundSimulation:
         machines, policy = self.machines, cast(Foresight, self.policy)
         count = np.ones(machines.count, dtype=np.int64)
         for _ in range(_FORESEEN):
-            _check_micro_batches(count)
             draws = machines.per_batch.following(count)
             mean = np.sum(draws, axis=1, where=np.arange(draws.shape[1]) < count[:, None]) / count
             plan = policy.foresee(machines, self.now_s, factors * mean, total)
@@ -208,7 +206,6 @@ class RoundSimulation:
         self, plan: RoundPlan, pieces: Pieces, start_s: Floats, factors: Floats, input_s: Floats
     ) -> tuple[Ints, Floats]:
         machines, count = self.machines, pieces.count
-        _check_micro_batches(count)
         each = machines.per_batch.following(count)  # (n, K)
         number = np.arange(each.shape[1])
         work_s = np.where(number < pieces.small[:, None], pieces.small_s[:, None], pieces.large_s[:, None])
@@ -271,16 +268,6 @@ class RoundSimulation:
         result.idle_s.append(idle_s)
         result.micro_batches.append(int(done.sum()))
         result.epochs.append(finished.epoch)
-
-
-def _check_micro_batches(count: Ints) -> None:
-    """Raise if a matrix of all micro-batches, one row for each worker, is too large."""
-    if len(count) * int(count.max()) > MOST_MICRO_BATCHES:
-        raise ValueError(
-            f"a round has {int(count.max())} micro-batches on one of {len(count)} workers, each of which varies by "
-            f"itself, and workers times micro-batches must be at most {MOST_MICRO_BATCHES}; let batches vary "
-            'per = "round", or raise memory_limit, or lower global_batch or micro_batches'
-        )
 
 
 def mixing_on(cluster: Cluster, policy: Policy, sync: str | Mixing) -> Mixing | None:

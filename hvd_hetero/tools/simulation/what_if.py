@@ -20,8 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hvd_hetero.tools.simulation.cluster import Cluster, Worker
-from hvd_hetero.tools.simulation.described_network import read_network
-from hvd_hetero.tools.simulation.described_workers import read_workers
+from hvd_hetero.tools.simulation.described_machines import read_network, read_workers
 from hvd_hetero.tools.simulation.network import Network
 from hvd_hetero.tools.simulation.settings import Settings, shown
 
@@ -70,7 +69,7 @@ def _worker(text: str, cluster: Cluster, option: str) -> Worker:
 
 
 def _network(text: str) -> Network:
-    return read_network(Settings(_table(text, "--network"), "--network"))
+    return read_network(Settings(_table(text, "--network"), "--network"), Path())
 
 
 def _table(text: str, option: str) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""The ``[[workers]]`` of a description (``docs/simulation.md``)."""
+"""The ``[[workers]]`` and the ``[network]`` of a description (``docs/simulation.md``)."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from hvd_hetero.tools.simulation import limits
 from hvd_hetero.tools.simulation.availability import ALWAYS, Availability
 from hvd_hetero.tools.simulation.cluster import Drivers, Worker
 from hvd_hetero.tools.simulation.compute import Compute
-from hvd_hetero.tools.simulation.series import Series
+from hvd_hetero.tools.simulation.network import Network
+from hvd_hetero.tools.simulation.series import column
 from hvd_hetero.tools.simulation.settings import Range, Settings, shown
 from hvd_hetero.tools.simulation.variation import Exponential, Jitter, RandomSlowDown, Recorded, Variation
 
-__all__ = ["BANDWIDTH", "BYTES_PER_MBIT", "MILLISECONDS", "read_workers"]
+__all__ = ["MILLISECONDS", "read_network", "read_workers"]
 
-BYTES_PER_MBIT = 1e6 / 8
+_BYTES_PER_MBIT = 1e6 / 8
 
 MILLISECONDS = Range(0, 1e3 * limits.LONGEST_S, "milliseconds, 0 for none")
-BANDWIDTH = Range(1 / limits.MOST_RATIO, math.inf, "megabits per second; leave it out for a link that takes no time")
+_BANDWIDTH = Range(1 / limits.MOST_RATIO, math.inf, "megabits per second; leave it out for a link that takes no time")
 _SPEED = Range(1 / limits.MOST_RATIO, limits.MOST_SPEED, "samples per second")
 _SLOPE_MS = Range(1e3 / limits.MOST_SPEED, 1e3 * limits.MOST_RATIO, "milliseconds per sample")
 _SAMPLES = Range(1, MAX_ROUND_SAMPLES, "samples; leave it out where there is no such limit")
@@ -34,6 +35,7 @@ _SHARE = Range(
 _KNOWN_SHARE = Range(0, 1, "a share")
 _FACTOR = Range(1 / limits.MOST_RATIO, limits.MOST_RATIO, "a factor; 2 is twice")
 _LEAST_LEFT = 0.01  # of a machine that others use: a share of 0 never ends (arbitrary)
+_SECONDS = Range(0, limits.LONGEST_S, "the seconds that the transfer of a round takes")
 _OF_WORKERS = f"the workers of this kind; a cluster may have {limits.MOST_WORKERS}"
 
 
@@ -45,13 +47,12 @@ def _mapping(entry: Any, where: str) -> dict[str, Any]:
 
 def read_workers(top: Settings, folder: Path) -> tuple[Worker, ...]:
     """Return the workers of a description, whose paths are relative to this folder."""
-    series = Series(folder)
     found: list[Worker] = []
     for number, entry in enumerate(top.take("workers", list)):
         settings = Settings(_mapping(entry, f"{top.where}.workers[{number}]"), f"{top.where}.workers[{number}]")
         count = settings.whole("count", Range(1, limits.MOST_WORKERS - len(found), _OF_WORKERS), 1)
         try:
-            found += [_worker(settings, series)] * count
+            found += [_worker(settings, folder)] * count
         except ValueError as error:
             raise ValueError(str(error) if settings.where in str(error) else f"{settings.where}: {error}") from None
         settings.finish()
@@ -60,7 +61,7 @@ def read_workers(top: Settings, folder: Path) -> tuple[Worker, ...]:
     return tuple(found)
 
 
-def _worker(settings: Settings, series: Series) -> Worker:
+def _worker(settings: Settings, folder: Path) -> Worker:
     speed = settings.number("samples_per_s", _SPEED, None)
     slope_ms = settings.number("slope_ms", _SLOPE_MS, None)
     if (speed is None) == (slope_ms is None):
@@ -72,27 +73,27 @@ def _worker(settings: Settings, series: Series) -> Worker:
         settings.number("saturation", _SAMPLES, 1.0),
         settings.whole("memory_limit", _SAMPLES, None),
     )
-    own_mbps = settings.number("bandwidth_mbps", BANDWIDTH, None)
-    variation = tuple(_variation(v, settings.where, series) for v in settings.take("variation", list, []))
+    own_mbps = settings.number("bandwidth_mbps", _BANDWIDTH, None)
+    variation = tuple(_variation(v, settings.where, folder) for v in settings.take("variation", list, []))
     return Worker(
         compute,
-        _availability(settings.table("availability"), series) or ALWAYS,
+        _availability(settings.table("availability"), folder) or ALWAYS,
         variation,
-        None if own_mbps is None else own_mbps * BYTES_PER_MBIT,
-        _availability(settings.table("link"), series) or ALWAYS,
-        _drivers(settings.table("drivers"), series),
+        None if own_mbps is None else own_mbps * _BYTES_PER_MBIT,
+        _availability(settings.table("link"), folder) or ALWAYS,
+        _drivers(settings.table("drivers"), folder),
     )
 
 
-def _drivers(settings: Settings | None, series: Series) -> Drivers:
+def _drivers(settings: Settings | None, folder: Path) -> Drivers:
     if settings is None:
         return Drivers()
     if "file" in settings:
-        series_of = {name: settings.take(f"{name}_column", str) for name in ("cpu", "memory")}
+        series_of = {driver: settings.take(f"{driver}_column", str) for driver in ("cpu", "memory")}
         file = settings.take("file", str)
         shares = {
-            name: series.column(Settings({"file": file, "column": column}, settings.where), _KNOWN_SHARE, unknown=True)
-            for name, column in series_of.items()
+            driver: column(Settings({"file": file, "column": name}, settings.where), folder, _KNOWN_SHARE, unknown=True)
+            for driver, name in series_of.items()
         }
         settings.finish()
         return Drivers(recorded=tuple(map(Resources, shares["cpu"], shares["memory"])))
@@ -100,24 +101,24 @@ def _drivers(settings: Settings | None, series: Series) -> Drivers:
         settings.take("known", bool, True),
         settings.number("lag_s", Range(0, limits.LONGEST_S, "seconds"), 0.0),
         settings.number("noise", Range(0, 1, "the standard deviation of a share"), 0.0),
-        _availability(settings.table("memory"), series),
+        _availability(settings.table("memory"), folder),
     )
     settings.finish()
     return drivers
 
 
-def _availability(settings: Settings | None, series: Series) -> Availability | None:
+def _availability(settings: Settings | None, folder: Path) -> Availability | None:
     if settings is None:
         return None
     try:
         if "file" in settings:
             scale = settings.number("scale", _FACTOR, 1.0)
             if settings.take("used", bool, False):
-                used = series.column(settings, Range(0, 1 / scale, "the share that others use, times 1 / scale"))
+                used = column(settings, folder, Range(0, 1 / scale, "the share that others use, times 1 / scale"))
                 shares = [max(1.0 - scale * v, _LEAST_LEFT) for v in used]
             else:
                 within = Range(_SHARE.least / scale, _SHARE.most / scale, _SHARE.of)
-                shares = [scale * v for v in series.column(settings, within)]
+                shares = [scale * v for v in column(settings, folder, within)]
             step_s, repeat = settings.number("step_s", _MOMENT), settings.take("repeat", bool, True)
             process = Availability.series(shares, step_s, repeat=repeat)
         else:
@@ -130,7 +131,7 @@ def _availability(settings: Settings | None, series: Series) -> Availability | N
     return process
 
 
-def _variation(entry: Any, where: str, series: Series) -> Variation:
+def _variation(entry: Any, where: str, folder: Path) -> Variation:
     settings = Settings(_mapping(entry, where), f"{where}.variation")
     kind = settings.choice("kind", ("exponential", "slow-down", "jitter", "recorded"))
     per = settings.choice("per", ("round", "batch"), "round")
@@ -145,6 +146,23 @@ def _variation(entry: Any, where: str, series: Series) -> Variation:
         sigma = settings.number("sigma", Range(0, 3, "a relative deviation; 0.02 is about 2 %"), 0.02)
         made = Jitter(per, sigma)  # type: ignore[arg-type]
     else:
-        made = Recorded(per, tuple(series.column(settings, _FACTOR)))  # type: ignore[arg-type]
+        made = Recorded(per, tuple(column(settings, folder, _FACTOR)))  # type: ignore[arg-type]
     settings.finish()
     return made
+
+
+def read_network(settings: Settings, folder: Path) -> Network:
+    """Return the network that a table describes; its file's path is relative to the folder."""
+    kind = settings.choice("kind", ("ring", "server", "recorded"), "ring")
+    if kind == "recorded":
+        network = Network("recorded", recorded_s=tuple(column(settings, folder, _SECONDS)))
+    else:
+        network = Network(
+            "server" if kind == "server" else "ring",
+            latency_s=settings.number("latency_ms", MILLISECONDS, 0.0) / 1e3,
+            message_bytes=settings.number("message_mb", Range(0, 1e9, "megabytes of gradients"), 0.0) * 1e6,
+            bandwidth=settings.number("bandwidth_mbps", _BANDWIDTH, math.inf) * _BYTES_PER_MBIT,
+            server_bandwidth=settings.number("server_bandwidth_mbps", _BANDWIDTH, math.inf) * _BYTES_PER_MBIT,
+        )
+    settings.finish()
+    return network
