@@ -4,10 +4,9 @@
 
 Two real ranks train a small linear model under LB-BSP, without and with looking on, in alternating blocks of one job.
 Computing is a sleep of 50 ms, since the machine's noise in real work is larger than the effect. A block counts
-with its median step. Steps in which the live view writes, one of twenty, are not in that; so the time that the training
-thread spends in what looks on is measured as well, with all steps, as a share of the block. The terminal is a
-pseudo-terminal that another process reads. Then the time of one round's record, of 2 and of 1,000 ranks, without a
-training around it.
+with its median step. Steps in which the live view writes are not in that; so the time that the training
+thread spends in what looks on is measured as well, with all steps, as a share of the block. Then the time of one
+round's record, of 2 and of 1,000 ranks, without a training around it.
 
 Takes about four minutes, and needs a quiet machine.
 """
@@ -15,16 +14,13 @@ Takes about four minutes, and needs a quiet machine.
 from __future__ import annotations
 
 import argparse
+import io
 import math
-import os
-import pty
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
@@ -33,27 +29,13 @@ from _report import error_of_median, judged, write_result
 
 from hvd_hetero.rounds import FinishedRound, RoundPlan, RoundReport, RoundTable
 from hvd_hetero.telemetry import Recorder, TelemetryWriter
-from hvd_hetero.telemetry.live import PROGRESS, LiveView
+from hvd_hetero.telemetry.live import LiveView
 from hvd_hetero.testing import launch
 
 RANK = Path(__file__).with_name("_looking_on_rank.py")
 TARGET, SMALL, LINE_MS = 1.005, 0.001, 2.0
 ROUNDS = 500
 KINDS = {"telemetry": "telemetry", "both": "telemetry and live view"}
-
-
-@contextmanager
-def terminal() -> Iterator[str]:
-    """Yield the name of a terminal of usual size, which is read."""
-    ours, theirs = pty.openpty()
-    subprocess.run(["stty", "cols", "120", "rows", "40"], stdin=theirs, check=True)
-    with subprocess.Popen(["cat"], stdin=ours, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as reader:
-        try:
-            yield os.ttyname(theirs)
-        finally:
-            os.close(theirs)
-            os.close(ours)
-            reader.terminate()
 
 
 def rounds(workers: int) -> list[FinishedRound]:
@@ -92,8 +74,8 @@ def one_round(folder: Path) -> tuple[list[str], bool]:
         writer = TelemetryWriter(folder / f"{workers}.jsonl", policy="lb-bsp", workers=workers, global_batch=10**6)
         listeners = {
             "on_round, an empty function": lambda record: None,
-            "live view, between two refreshes": LiveView(),
-            "live view, a refresh": LiveView(clock=count().__next__),
+            "live view, between two lines": LiveView(io.StringIO()),
+            "live view, a line": LiveView(io.StringIO(), count(step=10).__next__),
         }
         ways: dict[str, Recorder] = {"a line of telemetry": writer}
         for name, listener in listeners.items():
@@ -113,9 +95,7 @@ def main() -> int:
     parser.add_argument("--pairs", type=int, default=60, help="pairs of blocks (default 60)")
     parser.add_argument("--steps", type=int, default=20, help="steps of a block (default 20)")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, terminal() as name:
-        os.environ[PROGRESS] = name
-        os.environ["TERM"] = "xterm-256color"
+    with tempfile.TemporaryDirectory() as folder:
         found = launch(RANK, 2, [folder, options.pairs, options.steps], timeout_s=900).reports[0]
         once, in_time = one_round(Path(folder))
     lines = [

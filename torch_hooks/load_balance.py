@@ -58,8 +58,7 @@ class LoadBalance(Face):
         ``hvd_hetero.telemetry.Telemetry(path, every=…)`` to write every k-th round.
         None: nowhere.
     progress
-        Whether rank 0 shows rounds, samples per second, waiting and batches in the last line of its terminal. Without a
-        terminal it shows nothing (``docs/telemetry.md``).
+        If True, rank 0 writes rounds, samples per second, waiting and batches to standard error, every ten seconds.
     patience
         How long a rank waits for others before it says for which one, and before it ends the job if that cannot go on
         (``hvd_hetero.watchdog.Patience``, ``docs/waiting.md``). None: as ``HVD_HETERO_PATIENCE`` says, or the defaults.
