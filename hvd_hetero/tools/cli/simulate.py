@@ -43,7 +43,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--replace", action="append", default=[], metavar="WORKER:OTHER", help='"2: 0" or "2: samples_per_s = 400"'
     )
     parser.add_argument("--network", metavar="SETTINGS", help='another: "bandwidth_mbps = 1000, message_mb = 50"')
-    parser.add_argument("--export", type=Path, metavar="FILE.toml", help="write the machines of a run as a description")
     parser.add_argument("--seed", type=int, metavar="N", help="seed of all random draws; replaces the described one")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="also draw a picture (needs matplotlib)")
@@ -65,11 +64,6 @@ def run(args: argparse.Namespace) -> int:
 
         check_picture(args.plot)
     described, recorded = _described(args)
-    if args.export is not None:
-        from hvd_hetero.telemetry.files import named
-        from hvd_hetero.tools.simulation.export import export
-
-        sys.stderr.write(f"written: {', '.join(map(named, export(described, args.export)))}\n")
     with _progress(args.quiet or args.json) as progress:
         found = compare_between(described, progress)
     outcomes = [outcome for outcome, _ in found]
@@ -106,8 +100,6 @@ def _described(args: argparse.Namespace) -> tuple[Description, Replay | None]:
         except ValueError as error:
             raise ValueError(f"{named(args.run_file)}: {error}") from None
     else:
-        if args.export is not None:
-            raise ValueError("--export writes the machines of a recorded run; give --from RUN.jsonl with it")
         described = read_description(args.cluster)
     if args.policies is not None:
         described = replace(described, schemes=choose_all(args.policies, "--policies"))

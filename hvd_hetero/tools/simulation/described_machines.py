@@ -6,7 +6,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-from hvd_hetero.measurement.readings import Resources
 from hvd_hetero.rounds import MAX_ROUND_SAMPLES
 from hvd_hetero.tools.simulation import limits
 from hvd_hetero.tools.simulation.availability import ALWAYS, Availability
@@ -32,7 +31,6 @@ _SHARE = Range(
     limits.MOST_RATIO,
     "a share; a worker that stops for good would never finish: use a small one",
 )
-_KNOWN_SHARE = Range(0, 1, "a share")
 _FACTOR = Range(1 / limits.MOST_RATIO, limits.MOST_RATIO, "a factor; 2 is twice")
 _LEAST_LEFT = 0.01  # of a machine that others use: a share of 0 never ends (arbitrary)
 _SECONDS = Range(0, limits.LONGEST_S, "the seconds that the transfer of a round takes")
@@ -88,15 +86,6 @@ def _worker(settings: Settings, folder: Path) -> Worker:
 def _drivers(settings: Settings | None, folder: Path) -> Drivers:
     if settings is None:
         return Drivers()
-    if "file" in settings:
-        series_of = {driver: settings.take(f"{driver}_column", str) for driver in ("cpu", "memory")}
-        file = settings.take("file", str)
-        shares = {
-            driver: column(Settings({"file": file, "column": name}, settings.where), folder, _KNOWN_SHARE, unknown=True)
-            for driver, name in series_of.items()
-        }
-        settings.finish()
-        return Drivers(recorded=tuple(map(Resources, shares["cpu"], shares["memory"])))
     drivers = Drivers(
         settings.take("known", bool, True),
         settings.number("lag_s", Range(0, limits.LONGEST_S, "seconds"), 0.0),

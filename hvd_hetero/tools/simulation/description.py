@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ from hvd_hetero.tools.simulation.settings import Range, Settings, shown
 __all__ = ["ROUNDS", "SEED", "Description", "check", "read_description"]
 
 SEED = Range(0, 2**63 - 1, "the seed of all draws")
-RATE_ERROR = Range(0, 1e3, "the share by which luck may move samples per second; 0.05 is 5 %")
 _LONGEST = 2**18  # bytes of a description; the table of a worker takes a hundred
 ROUNDS = Range(1, limits.MOST_ROUNDS, "the rounds to train on")
 
@@ -39,7 +38,7 @@ class Description:
     dataset: int | None = None
     """Samples of an epoch; None: endless."""
     between: tuple[Cluster, ...] = ()
-    """Other machines that these may be as well."""
+    """Other machines that those of a recorded run may be as well."""
     rate_error: float = 0.0
     """The share by which luck may move every scheme's samples per second."""
 
@@ -66,29 +65,10 @@ def read_description(path: str | Path) -> Description:
         signal_s=training.number("signal_ms", MILLISECONDS, 0.0) / 1e3,
         dataset=training.whole("dataset", Range(1, limits.MOST_SAMPLES, "the samples of an epoch"), None),
     )
-    between = top.take("between", list, [])
-    described = replace(described, rate_error=top.number("rate_error", RATE_ERROR, 0.0))
     training.finish()
     top.finish()
-    described = replace(described, between=tuple(_other(name, file, described.cluster, top.where) for name in between))
     check(described, top.where)
     return described
-
-
-def _other(name: Any, file: Path, cluster: Cluster, where: str) -> Cluster:
-    """Return the cluster of another description, which may name no further ones."""
-    if not isinstance(name, str) or Path(name).name != name or name == file.name:
-        raise ValueError(
-            f'{where}: between must hold names of other files in its folder, got {shown(name)}; write ["other.toml"]'
-        )
-    if "between" in _toml(file.parent / name):
-        raise ValueError(f"{named(name)} must not have between: only the first description has; leave it out there")
-    other = read_description(file.parent / name).cluster
-    if len(other.workers) != len(cluster.workers):
-        raise ValueError(
-            f"{named(name)} must describe as many workers as {where}, {len(cluster.workers)}, got {len(other.workers)}"
-        )
-    return replace(other, seed=cluster.seed)
 
 
 def _toml(file: Path) -> dict[str, Any]:

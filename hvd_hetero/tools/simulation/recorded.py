@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hvd_hetero.telemetry import Run
-from hvd_hetero.tools.simulation.description import RATE_ERROR, Description
+from hvd_hetero.tools.simulation.description import Description
 from hvd_hetero.tools.simulation.limits import MOST_SAMPLES
 from hvd_hetero.tools.simulation.replay import Replay, replay
 from hvd_hetero.tools.simulation.schemes import SchemeChoice
@@ -26,6 +26,6 @@ def recorded_description(run: Run, schemes: Sequence[SchemeChoice]) -> tuple[Des
         tuple(schemes),
         dataset=min(dataset, MOST_SAMPLES),
         between=machines.extremes,
-        rate_error=min(machines.rate_error, RATE_ERROR.most),
+        rate_error=machines.rate_error,
     )
     return described, machines

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -42,8 +41,6 @@ class SchemeChoice:
     """Name of the mixing, as production calls it (``hvd_hetero.topology.mixing``)."""
     usable: bool = True
     """True if production has it, too."""
-    written: str = ""
-    """The scheme as a description writes it."""
 
 
 def choose_all(text: str, where: str) -> tuple[SchemeChoice, ...]:
@@ -99,14 +96,7 @@ def choose(entry: Any, where: str) -> SchemeChoice:
         raise ValueError(f"{where}.policies, {name}: {error}") from None
     words = [name, *([sync] if sync not in (name, ALLREDUCE) else []), *map(str, options.values())]
     label = label or " ".join(words)[:_LONGEST_LABEL]
-    return SchemeChoice(label, make, sync=sync, usable=kind is not BestSplit, written=_written(entry))
-
-
-def _written(entry: Any) -> str:
-    """Return an entry as TOML; for names, numbers and lists, JSON's form is TOML's, too."""
-    if isinstance(entry, str):
-        return json.dumps(entry)
-    return "{ " + ", ".join(f"{key} = {json.dumps(value)}" for key, value in entry.items()) + " }"
+    return SchemeChoice(label, make, sync=sync, usable=kind is not BestSplit)
 
 
 def _table(entry: Any, where: str) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import gzip
 import io
-import math
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,11 +15,10 @@ from hvd_hetero.tools.simulation.settings import Range, Settings, shown
 __all__ = ["column"]
 
 
-def column(settings: Settings, folder: Path, within: Range, *, unknown: bool = False) -> list[float]:
+def column(settings: Settings, folder: Path, within: Range) -> list[float]:
     """Return the numbers of one column, gzipped or not; of one series if the file holds several.
 
-    ``file``, ``column``, ``where`` and ``equals`` are settings. Each number is within a range; with ``unknown`` it may
-    be NaN.
+    ``file``, ``column``, ``where`` and ``equals`` are settings. Each number is within a range.
     """
     file, name = settings.take("file", str), settings.take("column", str)
     only, value = settings.take("where", str, None), settings.take("equals", str, None)
@@ -30,8 +28,7 @@ def column(settings: Settings, folder: Path, within: Range, *, unknown: bool = F
         numbers = list(_numbers(folder / file, name, only, value))
         if not numbers:
             raise ValueError("it has no such rows; name a column that has numbers")
-        known = [number for number in numbers if not (unknown and math.isnan(number))]
-        if beyond := [number for number in known if not within.least <= number <= within.most]:
+        if beyond := [number for number in numbers if not within.least <= number <= within.most]:
             raise ValueError(
                 f"{shown(name)} must hold numbers of at least {within.least:g} and at most {within.most:g}, got "
                 f"{beyond[0]:g}; mend or leave out that row"

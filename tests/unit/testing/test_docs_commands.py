@@ -81,7 +81,7 @@ def test_a_command_of_the_documentation_runs_as_printed(command, folder, monkeyp
     monkeypatch.setenv("COLUMNS", "120")
     assert main(shlex.split(command)[1:]) == 0
     assert "".join(capsys.readouterr()).strip()
-    for name in re.findall(r"(?:--plot|--export|timeline \S+) (\S+)", command):
+    for name in re.findall(r"(?:--plot|timeline \S+) (\S+)", command):
         assert (folder / name).stat().st_size > 0
     if command.startswith("hvd-hetero report"):
         first = command.split()[2]

@@ -55,20 +55,17 @@ def recorded(path, sigma: float, policy=BSP):
 
 
 def test_a_run_whose_rounds_scatter_tells_a_range_of_its_rate_and_a_figure_of_ratios(tmp_path, capsys):
-    """Luck moves all schemes alike, so it belongs to samples per second alone; an export keeps it."""
-    run, exported = recorded(tmp_path / "run.jsonl", 0.15), tmp_path / "cluster.toml"
+    """Luck moves all schemes alike, so it belongs to samples per second alone."""
+    run = recorded(tmp_path / "run.jsonl", 0.15)
     told = replay(read_run(run)).rate_error
     assert 0.03 < told < 0.3
-    assert cli.main(["simulate", "--from", str(run), "--json", "--export", str(exported)]) == 0
+    assert cli.main(["simulate", "--from", str(run), "--json"]) == 0
     from_run = json.loads(capsys.readouterr().out)
     assert from_run["recorded"]["rate_error"] == told
     bsp = next(row for row in from_run["schemes"] if row["scheme"] == "bsp")
     assert "times_bsp" not in bsp["between"]
     least, most = bsp["between"]["samples_per_s"]
     assert 1 + told - 1e-9 <= math.sqrt(most / least) < 1 + told + 0.03  # the short rounds depend on the fixed cost
-    assert cli.main(["simulate", str(exported), "--json"]) == 0
-    again = next(row for row in json.loads(capsys.readouterr().out)["schemes"] if row["scheme"] == "bsp")
-    assert again["between"]["samples_per_s"] == pytest.approx((least, most), rel=1e-5)
 
 
 def test_a_steady_run_tells_figures(tmp_path, capsys):
@@ -78,11 +75,3 @@ def test_a_steady_run_tells_figures(tmp_path, capsys):
     out = capsys.readouterr().out
     assert f"another run's samples/s may differ by {replay(read_run(run)).rate_error:.1%}" in out
     assert "…" not in out.split("scheme", 1)[1]
-
-
-@pytest.mark.parametrize("value", ["-0.1", "2000", '"5 %"'])
-def test_an_error_that_is_no_share_is_refused(value, tmp_path, capsys):
-    path = tmp_path / "cluster.toml"
-    path.write_text(f"rate_error = {value}\n[training]\nglobal_batch = 8\n[[workers]]\nsamples_per_s = 10\n")
-    assert cli.main(["simulate", str(path)]) == 2
-    assert "rate_error" in capsys.readouterr().err

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hvd_hetero.policies import BSP, NonBlocking
+from hvd_hetero.policies import BSP
 from hvd_hetero.telemetry import TelemetryWriter
 from hvd_hetero.tools.cli import commands as cli
 from hvd_hetero.tools.simulation import Cluster, Compute, Jitter, RoundSimulation, Worker
@@ -106,7 +106,6 @@ def test_machines_of_a_recorded_run_change_alike(recorded, capsys):
         (["--network", "bandwidth_mbps = -1000"], "--network: bandwidth_mbps must be at least .*got -1000.0"),
         (["--network", "bandwith_mbps = 1000"], "--network has no setting 'bandwith_mbps' .did you mean"),
         (["--global-batch", "1"], "global_batch must be at least the number of workers"),
-        (["--export", "x.toml"], "--export writes the machines of a recorded run; give --from"),
     ],
 )
 def test_a_change_that_cannot_be_is_told_by_its_option(options, said, described, capsys):
@@ -114,86 +113,6 @@ def test_a_change_that_cannot_be_is_told_by_its_option(options, said, described,
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert re.search(said, error), error
-
-
-@pytest.mark.parametrize(("policy", "length"), [(BSP, 808), (NonBlocking, 768)], ids=["told", "ranges"])
-def test_an_exported_run_gives_the_same_answer(policy, length, tmp_path, capsys):
-    """Figures, ranges and recommendation, also of changed machines; NaN of drivers and quotes in the name survive."""
-    run, path = _recorded(tmp_path / "run.jsonl", policy(), length, 45), tmp_path / 'my "clüster".toml'
-    change = ["--drop", "1", "--add", "slope_ms = 3"]
-    before = asked(capsys, "--from", run, *change, "--export", path)
-    after = asked(capsys, path)
-    assert before["recommended"] == after["recommended"]
-    ranges = 0
-    for there, here in zip(before["schemes"], after["schemes"], strict=True):
-        for name in ("samples_per_s", "times_bsp", "waiting_share", "error"):
-            same = here[name] == there[name] is None or here[name] == pytest.approx(there[name], rel=1e-5, abs=1e-6)
-            assert same, (there["scheme"], name)
-        assert set(here["between"]) == set(there["between"])
-        for name, ends in there["between"].items():
-            ranges += 1
-            assert here["between"][name] == pytest.approx(ends, rel=1e-5, abs=1e-6)
-    assert ranges > 0 or policy is BSP
-
-
-@pytest.mark.parametrize("name", ["cluster.json", "nowhere/cluster.toml"])
-def test_an_export_that_cannot_be_written_is_refused_at_once(name, recorded, tmp_path, capsys):
-    assert cli.main(["simulate", "--from", str(recorded), "--export", str(tmp_path / name)]) == 2
-    assert "--export must" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("suffix", [".toml", ".csv", ".least.csv"])
-def test_an_export_replaces_no_file_but_an_earlier_export(suffix, tmp_path, capsys):
-    run = _recorded(tmp_path / "run.jsonl", NonBlocking(2), 768, 45)
-    export = ["simulate", "--from", str(run), "--rounds", "2", "--policies", "bsp", "--quiet", "--export"]
-    folder = tmp_path / "exported"
-    folder.mkdir()
-    theirs = folder / f"project{suffix}"
-    theirs.write_text("[project]\nname = 'mine'\n")
-    assert cli.main([*export, str(folder / "project.toml")]) == 2
-    assert re.search(r"--export names .*, which exists and is no .*; name another", capsys.readouterr().err)
-    assert [each.name for each in folder.iterdir()] == [theirs.name], "nothing is written, either"
-    assert theirs.read_text().startswith("[project]")
-    theirs.unlink()
-    assert cli.main([*export, str(folder / "project.toml")]) == 0
-    before = {each.name: each.read_bytes() for each in folder.iterdir()}
-    assert theirs.name in before
-    assert cli.main([*export, str(folder / "project.toml")]) == 0
-    assert {each.name: each.read_bytes() for each in folder.iterdir()} == before
-
-
-def test_the_name_of_an_export_cannot_steer_the_terminal(tmp_path, capsys):
-    run = _recorded(tmp_path / "run.jsonl", BSP(), 808, 45)
-    name = tmp_path / "a\x1b[31m.toml"
-    assert cli.main(["simulate", "--from", str(run), "--rounds", "2", "--policies", "bsp", "--export", str(name)]) == 0
-    assert "\x1b" not in capsys.readouterr().err
-
-
-def test_other_machines_that_may_be_are_ranges(described, tmp_path, capsys):
-    """``between`` names descriptions of as many workers; what differs among them is a range."""
-    (tmp_path / "slow.toml").write_text(DESCRIBED.replace("400", "200"))
-    described.write_text('between = ["slow.toml"]\n' + DESCRIBED)
-    rows = {row["scheme"]: row for row in asked(capsys, described)["schemes"]}
-    assert rows["lb-bsp"]["between"]["samples_per_s"] == pytest.approx([400, 600], rel=0.01)
-    assert rows["bsp"]["between"]["of_best"] == pytest.approx([0.5, 0.75], rel=0.01)
-    assert rows["bsp"]["samples_per_s"] == pytest.approx(300, rel=0.01)
-
-
-@pytest.mark.parametrize(
-    ("between", "said"),
-    [
-        ('["cluster.toml"]', "between must hold names of other files"),
-        ('["../x.toml"]', "between must hold names of other files"),
-        ('["two.toml"]', "must describe as many workers as cluster.toml, 3, got 2"),
-        ('["again.toml"]', "again.toml must not have between"),
-    ],
-)
-def test_between_is_checked(between, said, described, tmp_path, capsys):
-    (tmp_path / "two.toml").write_text(DESCRIBED.replace("count = 2", "count = 1"))
-    (tmp_path / "again.toml").write_text('between = ["two.toml"]\n' + DESCRIBED)
-    described.write_text(f"between = {between}\n" + DESCRIBED)
-    assert cli.main(["simulate", str(described)]) == 2
-    assert said in capsys.readouterr().err
 
 
 def outcome(scheme: str, times_bsp: float, error: float, *, usable: bool = True) -> Outcome:
@@ -236,7 +155,7 @@ def test_the_command_ends_with_the_recommendation(described, capsys):
 
 
 COMMANDS = re.findall(
-    r"^hvd-hetero simulate (.*--(?:drop|add|replace|network|global-batch|export).*)$", DOCS.read_text(), re.M
+    r"^hvd-hetero simulate (.*--(?:drop|add|replace|network|global-batch).*)$", DOCS.read_text(), re.M
 )
 
 
@@ -252,6 +171,6 @@ def test_the_documented_questions_can_be_asked(command, tmp_path, monkeypatch, c
 
 
 def test_each_option_has_an_example():
-    """And there are six of them."""
+    """And there are five of them."""
     shown = " ".join(COMMANDS)
-    assert all(f"--{name}" in shown for name in ("drop", "add", "replace", "network", "global-batch", "export"))
+    assert all(f"--{name}" in shown for name in ("drop", "add", "replace", "network", "global-batch"))
