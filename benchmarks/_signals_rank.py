@@ -37,20 +37,36 @@ class Way(Protocol):
 def by_channel() -> Way:
     import horovod.torch as hvd
 
-    from hvd_hetero.communication.signals import SignalChannel
+    from hvd_hetero.communication.addresses import gather_directory, listen
+    from hvd_hetero.communication.side_channel import SideChannel
 
     def gather(payload: bytes) -> list[bytes]:
         return hvd.allgather_object(payload, name="signals")
 
-    class Channel(SignalChannel):
+    class Channel(SideChannel):
         def begin(self, round: int) -> None:
             pass
 
         def end(self) -> None:
             pass
 
-    channel = Channel(hvd.rank(), hvd.size(), gather)
-    assert channel.wait_connected(30.0)
+        def close(self) -> None:
+            over.set()
+            self.wake()
+            thread.join()
+            super().close()
+
+    over = threading.Event()
+    sockets, troubles = listen()
+    directory = gather_directory(hvd.rank(), hvd.size(), sockets, troubles, gather)
+    channel = Channel(hvd.rank(), 0, directory, sockets, bytes, lambda *_: None)
+
+    def serve() -> None:
+        while not over.is_set():
+            channel.listen(1.0)
+
+    thread = threading.Thread(target=serve, name="hvd-hetero-signals", daemon=True)
+    thread.start()
     return channel
 
 

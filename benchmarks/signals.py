@@ -2,7 +2,7 @@
 
     python benchmarks/signals.py [--rounds 200] [--write]
 
-channel       `hvd_hetero.communication.signals.SignalChannel`: a thread per rank, TCP over loopback
+channel       `hvd_hetero.communication.side_channel.SideChannel`: a thread per rank, UDP over loopback
 collectives   each rank posts an asynchronous allreduce named after every other rank when a round begins, and the one of
               its own name when it has finished: what `horovod.torch.poll` then finds done names the finished rank
 

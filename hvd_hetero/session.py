@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from hvd_hetero.balancer import Balancer
 from hvd_hetero.checks import integer
-from hvd_hetero.communication.wire import SharesSignals, Signals, Wire
+from hvd_hetero.communication.wire import SharesSignals, Wire
 from hvd_hetero.measurement.hindrances import HindranceMeter
 from hvd_hetero.measurement.readings import ResourceMeter
 from hvd_hetero.measurement.speed_meter import SpeedMeter
@@ -111,16 +111,6 @@ class Session:
         if mixing is not None and wire is not None:
             # Rank 0's, for all: its probabilities are floating-point results of an optimisation.
             self.mixing = wire.broadcast_object(mixing, root_rank=0, name=f"{self.prefix}.mixing")
-        self._channel: Signals | None = None
-        if self.balancer.plan().ends == "first" and wire is not None:
-            if crew is None:
-                from hvd_hetero.communication.signals import SignalChannel
-
-                name = f"{self.prefix}.signals"
-                self._channel = SignalChannel(rank, workers, lambda payload: wire.allgather_object(payload, name=name))
-            else:
-                self._channel = crew.signals(number)
-            self.balancer.signals = self._channel
         # What the watchdog keeps must not lead back here: its thread would keep all of this alive.
         self._watchdog: Watchdog | None = None
         if wire is not None and crew is None:
@@ -135,6 +125,9 @@ class Session:
                 gives_up_s=gives_up_s,
                 last_words=self._recorder.last_words,
             )
+        if self.balancer.plan().ends == "first":
+            channel = None if self._watchdog is None else self._watchdog.channel
+            self.balancer.signals = channel if crew is None else crew.signals(number)
 
     @property
     def meter(self) -> SpeedMeter:
@@ -174,11 +167,9 @@ class Session:
             self._recorder.recovery = recovery
 
     def close(self) -> None:
-        """Finish the telemetry, the signals and the watchdog. Done by itself when the process ends."""
+        """Finish the telemetry and the watchdog. Done by itself when the process ends."""
         if self._watchdog is not None:
             self._watchdog.close()
-        if self._channel is not None:
-            self._channel.close()
         self._recorder.close()
         atexit.unregister(self._recorder.close)
 
@@ -244,7 +235,7 @@ class Face:
         self._session.on_round(function, every)
 
     def close(self) -> None:
-        """Finish the telemetry, the signals and the watchdog. Done by itself when the process ends."""
+        """Finish the telemetry and the watchdog. Done by itself when the process ends."""
         self._session.close()
 
 

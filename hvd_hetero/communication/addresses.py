@@ -25,24 +25,23 @@ import psutil
 
 from hvd_hetero.errors import HeteroError
 
-__all__ = ["Address", "Directory", "gather_directory", "job_key", "listen", "listen_to_packets"]
+__all__ = ["Address", "Directory", "gather_directory", "job_key", "listen"]
 
 Address = tuple[str, int]
 """A numeric address and a port; IPv6 where the address has a colon."""
 
-_VERSION = 3
+_VERSION = 4
 _KEY_BYTES = 32
 _INTERFACE = "HOROVOD_GLOO_IFACE"
 _INTERFACES_OF_TORCH = "GLOO_SOCKET_IFNAME"  # what torch.distributed reads
 _LAUNCHED = "HOROVOD_RANK"  # by Horovod's launcher
 _NAME_IT = "horovodrun --network-interface, or GLOO_SOCKET_IFNAME under torchrun"
 _JOB_KEY = "_HOROVOD_SECRET_KEY"  # in the environment of launcher and ranks, by the Horovod that we build
-_BACKLOG = 128
 _MOST_ADDRESSES = 16  # arbitrary: a host with more interfaces names the one that counts
 
 
 def listen() -> tuple[list[socket.socket], str]:
-    """Listen at each address by which other ranks may reach this one; return the sockets, and why some failed.
+    """Listen for UDP packets at each address by which other ranks may reach this one; return sockets and troubles.
 
     These are the addresses of the interface that Horovod's launcher has named to this rank, or without Horovod the
     addresses of the interfaces that ``GLOO_SOCKET_IFNAME`` names for torch.distributed. Without either, they are those
@@ -63,27 +62,6 @@ def listen() -> tuple[list[socket.socket], str]:
     return list(listeners.values()), "; ".join(troubles)
 
 
-def listen_to_packets() -> tuple[list[socket.socket], str]:
-    """Listen for UDP packets at the same addresses."""
-    streams, troubles = listen()
-    sockets: list[socket.socket] = []
-    for stream in streams:
-        ip, family = stream.getsockname()[0], stream.family
-        stream.close()
-        sock = None
-        try:
-            sock = socket.socket(family, socket.SOCK_DGRAM)
-            sock.setblocking(False)
-            sock.bind((ip, 0))
-        except OSError as error:  # such as too many open files; this rank takes part all the same
-            troubles += f"; {ip}: {error}"
-            if sock is not None:
-                sock.close()
-        else:
-            sockets.append(sock)
-    return sockets, troubles
-
-
 def _interfaces(name: str | None = None) -> list[str]:
     """Return the addresses of one interface, or of all."""
     internet = (socket.AF_INET, socket.AF_INET6)
@@ -96,7 +74,7 @@ def _listen(names: Iterable[str], listeners: dict[str, socket.socket], troubles:
     """Add the listeners at these names, by address, and the reasons of failures."""
     for name in names:
         try:
-            found = socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
+            found = socket.getaddrinfo(name, 0, type=socket.SOCK_DGRAM, proto=socket.IPPROTO_UDP)
         except OSError as error:
             troubles.append(f"{name}: {error}")
             continue
@@ -113,7 +91,6 @@ def _listen(names: Iterable[str], listeners: dict[str, socket.socket], troubles:
             try:
                 listener.setblocking(False)
                 listener.bind((ip, 0))
-                listener.listen(_BACKLOG)
             except OSError as error:
                 listener.close()
                 troubles.append(f"{ip}: {error}")
@@ -157,7 +134,7 @@ def gather_directory(
         "addresses": [listener.getsockname()[:2] for listener in listeners],
         "troubles": troubles,
         "key": secrets.token_hex(_KEY_BYTES) if rank == 0 else "",
-        "job": hmac.new(job_key, b"signals: is it the same job?", hashlib.sha256).hexdigest() if job_key else "",
+        "job": hmac.new(job_key, b"side channel: is it the same job?", hashlib.sha256).hexdigest() if job_key else "",
     }
     entries = [_entry(payload) for payload in gather(json.dumps(own).encode())]
     for key, here in (("version", [_VERSION] * size), ("rank", list(range(size))), ("size", [size] * size)):

@@ -45,9 +45,6 @@ class SharedSignals:
         """Return whether any rank has finished the round."""
         return self._latest == round
 
-    def close(self) -> None:
-        """Do nothing: nothing is open."""
-
 
 class Crew:
     """The shared state of ranks that are threads."""

@@ -19,16 +19,13 @@ Handle = Any
 
 
 class Signals(Protocol):
-    """A channel on which ranks that compute hear that one has finished: connections, or memory of threads."""
+    """A way by which ranks that compute hear that one has finished: packets, or memory of threads."""
 
     def raise_signal(self, round: int) -> None:
         """Signal to the others that this rank has finished the round."""
 
     def raised(self, round: int) -> bool:
         """Return whether any rank has finished the round."""
-
-    def close(self) -> None:
-        """Close what is open."""
 
 
 class SharesSignals(Protocol):

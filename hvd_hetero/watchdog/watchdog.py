@@ -15,11 +15,11 @@ import weakref
 from collections.abc import Callable, Sequence
 
 from hvd_hetero.balancer import Balancer
-from hvd_hetero.communication.addresses import gather_directory, job_key, listen_to_packets
+from hvd_hetero.communication.addresses import gather_directory, job_key, listen
+from hvd_hetero.communication.side_channel import Kind, SideChannel
 from hvd_hetero.errors import HeteroError
 from hvd_hetero.watchdog.judgement import Judgement, judge
 from hvd_hetero.watchdog.patience import Patience, horovod_gives_up_s
-from hvd_hetero.watchdog.roll import Kind, RollCall
 from hvd_hetero.watchdog.whereabouts import Whereabouts, locate
 
 __all__ = ["EXIT_CODE", "Watchdog"]
@@ -114,21 +114,23 @@ class Watchdog:
         self._answers_until = 0.0
         self._closed = False
         self._heard_of_failure = False
-        self._roll: RollCall | None = None
+        self.channel: SideChannel | None = None
+        """The channel that it asks by, which also carries the signals of non-blocking rounds; None: there is none."""
         self._hosts: tuple[str, ...] = ()
         if balancer.workers == 1:
             return
         join_known(balancer)
-        sockets, troubles = listen_to_packets()
+        sockets, troubles = listen()
         try:
             directory = gather_directory(balancer.rank, balancer.workers, sockets, troubles, gather, job_key())
         except HeteroError as error:  # on all ranks alike, because all have gathered the same
             for sock in sockets:
                 sock.close()
-            logger.warning("ranks that wait for one another will not be reported: %s", error)
+            lost = "ranks that wait for one another will not be reported, and a rank that has finished ends no round"
+            logger.warning("%s: %s", lost, error)
             return
         self._hosts = directory.hosts
-        self._roll = RollCall(balancer.rank, generation, directory, sockets, self._answer, self._hear)
+        self.channel = SideChannel(balancer.rank, generation, directory, sockets, self._answer, self._hear)
         atexit.register(self._tell_if_failed)  # runs before Horovod's, which is older and ends the others' collectives
         name = f"hvd-hetero-watchdog-{balancer.rank}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -138,8 +140,8 @@ class Watchdog:
         """Stop looking and answering; thread and sockets are gone within a second, unless it is ending the job."""
         self._closed = True
         thread, self._thread = self._thread, None
-        if self._roll is not None and thread is not None and thread is not threading.current_thread():
-            self._roll.wake()
+        if self.channel is not None and thread is not None and thread is not threading.current_thread():
+            self.channel.wake()
             thread.join(_CLOSE_S)
 
     def trains_here(self) -> None:
@@ -204,12 +206,12 @@ class Watchdog:
         return self._first_s if self._first_s == math.inf else min(self._first_s, self._gives_up_s * _IN_TIME)
 
     def _run(self) -> None:
-        roll = self._roll
-        assert roll is not None, "it is made before the thread"
+        channel = self.channel
+        assert channel is not None, "it is made before the thread"
         try:
             looks = 0
             asks_at = 0.0
-            roll.ask()
+            channel.ask()
             while not self._closed:
                 self._listen(self._look_s)
                 balancer = self._balancer()
@@ -222,49 +224,51 @@ class Watchdog:
                 mine = self._look(balancer)
                 del balancer
                 if mine and mine.waits and mine.for_s >= self._asks_s and time.monotonic() >= asks_at:
-                    asks_at = time.monotonic() + self._look_s * len(roll.answers) / _MANY
+                    asks_at = time.monotonic() + self._look_s * len(channel.answers) / _MANY
                     self._inquire(mine)
                 elif looks < _FIRST_ASKED:
-                    roll.ask_again()
+                    channel.ask_again()
                 looks += 1
         except Exception:
             if not self._closed:
                 logger.exception("rank %d: the watchdog failed; waits are no longer watched", self._rank)
         finally:
             atexit.unregister(self._tell_if_failed)
-            roll.close()
+            channel.close()
 
     def _listen(self, seconds: float) -> None:
         """Serve packets for ``seconds``."""
-        assert self._roll is not None, "its thread runs"
+        assert self.channel is not None, "its thread runs"
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0 and not self._closed:
-            self._roll.listen(left)
+            self.channel.listen(left)
 
     def _inquire(self, mine: Whereabouts) -> None:
         """Ask all others where they are, and report the finding or end the job."""
-        balancer, roll = self._balancer(), self._roll
-        if balancer is None or roll is None:
+        balancer, channel = self._balancer(), self.channel
+        if balancer is None or channel is None:
             return
         workers, way_out = balancer.workers, balancer.ways_out.waiting
         del balancer
-        roll.ask()
+        channel.ask()
         for _ in range(_ASKED):
             self._listen(_ANSWER_S)
-            if len(roll.answers) == workers - 1:
+            if len(channel.answers) == workers - 1:
                 break
-            roll.ask_again()
+            channel.ask_again()
         now = time.monotonic()
-        others = [other for other in map(Whereabouts.decode, roll.answers.values()) if other is not None]
-        missing = set(range(workers)) - {self._rank, *roll.answers}
+        others = [other for other in map(Whereabouts.decode, channel.answers.values()) if other is not None]
+        missing = set(range(workers)) - {self._rank, *channel.answers}
         self._silent_since = {rank: self._silent_since.get(rank, now) for rank in missing}
-        silent = {rank: now - since if rank in roll.heard else math.nan for rank, since in self._silent_since.items()}
+        silent = {
+            rank: now - since if rank in channel.heard else math.nan for rank, since in self._silent_since.items()
+        }
         if self.where().for_s < mine.for_s:
             return  # it has made progress meanwhile
         finding = judge(mine, others, silent, self.patience, way_out, self._hosts, self._gives_up_s)
         if finding.ends:
             for _ in range(_SAID):
-                roll.announce(Kind.END, finding.text)
+                channel.announce(Kind.END, finding.text)
             self._end_here(finding.text)
         elif mine.for_s >= self._says_at or (finding.silence and not self._told_of_silence):
             self._says_at = max(self._says_at, 2 * mine.for_s)
@@ -288,12 +292,12 @@ class Watchdog:
     def _tell_if_failed(self) -> None:
         """Announce to the others which exception ends this process."""
         error = getattr(sys, "last_value", None)  # what the interpreter prints as it ends
-        if error is None or self._roll is None or self._closed or self._heard_of_failure:
+        if error is None or self.channel is None or self._closed or self._heard_of_failure:
             return
         text = f"{type(error).__name__}: {error}"
         if not any(name in text for name in _SHARED):
             for _ in range(_SAID):
-                self._roll.announce(Kind.FAILED, text)
+                self.channel.announce(Kind.FAILED, text)
 
     def _end_here(self, text: str) -> None:
         """End this rank with a message, whatever its main thread does."""

@@ -18,7 +18,7 @@ print(*sorted(name for name in sys.modules if name.startswith(("hvd_hetero.", "s
 NOT_NEEDED = (
     *("scipy", "hvd_hetero.topology", "hvd_hetero.barriers", "hvd_hetero.prediction.narx", "hvd_hetero.tools"),
     *("hvd_hetero.prediction.baselines", "hvd_hetero.policies.self_adaptive", "hvd_hetero.measurement.device_profile"),
-    *("hvd_hetero.telemetry.run", "hvd_hetero.telemetry.writer", "hvd_hetero.communication.signals"),
+    *("hvd_hetero.telemetry.run", "hvd_hetero.telemetry.writer"),
 )
 
 

@@ -52,24 +52,22 @@ def sessions(size, **options):
         thread.start()
     for thread in threads:
         thread.join(10)
-    assert all(session._channel.wait_connected(10) for session in made)
     return made
 
 
 def ours():
-    """Threads of this package, without those that greet a rank and are gone then."""
-    mine = ("hvd-hetero-signals", "hvd-hetero-watchdog")
-    return {thread for thread in threading.enumerate() if thread.name.startswith(mine)}
+    """Threads of this package."""
+    return {thread for thread in threading.enumerate() if thread.name.startswith("hvd-hetero-watchdog")}
 
 
 @pytest.mark.parametrize("telemetry", [False, True])
 def test_a_training_that_is_dropped_is_gone_with_its_threads(tmp_path, monkeypatch, telemetry):
-    """Its watchdog held it, so that each LoadBalance of a process stayed, with two threads and its sockets."""
+    """Its watchdog held it, so that each LoadBalance of a process stayed, with a thread and its sockets."""
     monkeypatch.setattr("hvd_hetero.watchdog.watchdog._ANSWERS_FOR_S", 0.0)
     before = ours()  # of other tests, which may end meanwhile
     made = sessions(2, telemetry=tmp_path / "run.jsonl" if telemetry else None)
     held = [weakref.ref(session.balancer) for session in made]
-    assert len(ours() - before) == 4
+    assert len(ours() - before) == 2
     made.clear()
     until = time.monotonic() + 20
     while (any(balancer() for balancer in held) or ours() - before) and time.monotonic() < until:

@@ -20,7 +20,6 @@ from ranks import OVER_TORCH, hvd
 from simulated import SimulatedClock
 
 from hvd_hetero.communication.addresses import listen
-from hvd_hetero.communication.signals import SignalChannel
 from hvd_hetero.watchdog.patience import VARIABLE
 
 PAUSE_S = 5e-3
@@ -65,11 +64,7 @@ def for_good() -> None:
 
 def addresses() -> dict[str, list[str]]:
     """Where this rank listens, what its sockets are bound to, and where it would listen if no interface was named."""
-    channel = SignalChannel(hvd.rank(), hvd.size(), hvd.allgather_object)
-    assert channel.wait_connected(10.0)
     bound = {c.laddr.ip.removeprefix("::ffff:") for c in psutil.Process().net_connections("tcp") if c.raddr}
-    hvd.allgather_object(None)
-    channel.close()
     found = {"named": listening(), "bound": sorted(bound)}
     for name in ("GLOO_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE"):
         os.environ.pop(name, None)

@@ -6,9 +6,7 @@ import contextlib
 import io
 import logging
 import math
-import multiprocessing.connection
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -17,15 +15,11 @@ import traceback
 from functools import partial
 from types import SimpleNamespace
 
-import pytest
-
 from hvd_hetero.balancer import Balancer
-from hvd_hetero.communication.addresses import gather_directory, listen_to_packets
 from hvd_hetero.measurement.stopwatch import Lap
 from hvd_hetero.policies import BSP
 from hvd_hetero.rounds import MicroBatch
 from hvd_hetero.watchdog import EXIT_CODE, Patience, Watchdog
-from hvd_hetero.watchdog.roll import RollCall
 from hvd_hetero.watchdog.watchdog import join_known
 from hvd_hetero.watchdog.whereabouts import _frame_of, locate
 
@@ -398,71 +392,3 @@ def test_the_thread_that_trains_may_be_another_one_than_made_it():
     thread.start()
     thread.join()
     assert watchdog._trains == thread.ident != threading.get_ident()
-
-
-def roll_calls(size):
-    sockets = [listen_to_packets() for _ in range(size)]
-    met, told = threading.Barrier(size), [b""] * size
-
-    def allgather(rank):
-        def gather(payload):
-            told[rank] = payload
-            met.wait(10)
-            return list(told)
-
-        return gather
-
-    directories = [None] * size
-
-    def meet(rank):
-        directories[rank] = gather_directory(rank, size, *sockets[rank], allgather(rank))
-
-    threads = [threading.Thread(target=meet, args=(rank,)) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return [
-        RollCall(rank, 5, directories[rank], sockets[rank][0], lambda rank=rank: b"here is %d" % rank, lambda *_: None)
-        for rank in range(size)
-    ]  # fmt: skip
-
-
-def test_answers_come_and_what_strangers_send_does_not_count():
-    first, second = roll_calls(2)
-    seen = []
-    second._take, take = (
-        (lambda sock, packet, address: (seen.append(packet), take(sock, packet, address))),
-        second._take,
-    )
-    first.ask()
-    second.listen(1.0)
-    first.listen(1.0)
-    assert first.answers == {1: b"here is 1"}
-    question = seen[0]
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
-        stranger.bind(("127.0.0.1", 0))
-        stranger.settimeout(0.3)
-        theirs = next(sock for sock in second._sockets if sock.getsockname()[0] == "127.0.0.1").getsockname()
-        for packet in (question, question[:-1] + bytes([question[-1] ^ 1]), b"", b"x" * 2000):
-            stranger.sendto(packet, theirs)
-            second.listen(0.3)
-        with pytest.raises(TimeoutError):
-            stranger.recv(2000)
-    for roll in (first, second):
-        roll.close()
-
-
-def test_a_flood_reaches_no_thread_and_takes_no_place_in_the_queue_of_a_question():
-    first, second = roll_calls(2)
-    theirs = next(sock for sock in second._sockets if sock.getsockname()[0] == "127.0.0.1")
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
-        for size in (0, 7, 8, 60, 1000) * 400:  # far more than the queue of a socket holds
-            stranger.sendto(b"h" * size, theirs.getsockname())
-    assert not multiprocessing.connection.wait(second._sockets, 0.2)
-    first.ask()
-    second.listen(1.0)
-    first.listen(1.0)
-    assert first.answers == {1: b"here is 1"}
-    for roll in (first, second):
-        roll.close()

@@ -1,4 +1,4 @@
-"""Ask the other ranks where they are, by packets that need no collective.
+"""What ranks say to each other besides collectives, in packets: that they have finished, where they are, how they end.
 
 A packet is a header, a body and a tag,
 
@@ -10,8 +10,13 @@ another check is dropped without an answer. An answer repeats the fresh nonce of
 only to addresses that its sender gave through the job's own collective, so replaying one gains nothing. Packets are not
 encrypted: an eavesdropper learns names and lines of the program.
 
-UDP keeps nothing open, and a lost packet is asked for again. Horovod's collectives cannot carry this: they end when
-every rank has come, so one stopped rank would block all answers.
+UDP keeps nothing open. A lost question is asked again. A lost signal that a rank has finished a non-blocking round is
+not: the ranks that miss it do all of their micro-batches, which costs time and nothing else.
+
+Collectives cannot carry this: they end when every rank has come, so one stopped rank would block all answers, and a
+rank that computes hears nothing. An asynchronous allreduce that each rank posts beforehand is several times slower, and
+a dead rank blocks it (`benchmarks/signals.py`). Rejected: a tree of TCP connections for the signals. It forwarded each
+in fewer messages, and needed handshakes, calls again, and threads for both.
 """
 
 from __future__ import annotations
@@ -30,7 +35,7 @@ from multiprocessing.connection import wait
 
 from hvd_hetero.communication.addresses import Address, Directory
 
-__all__ = ["MOST_BYTES", "Kind", "RollCall"]
+__all__ = ["MOST_BYTES", "Kind", "SideChannel"]
 
 MOST_BYTES = 1000
 """Longest body of a packet; with its header it passes every network in one piece."""
@@ -46,16 +51,20 @@ _ATTACH_FILTER = 26  # SO_ATTACH_FILTER, which Python does not name
 
 
 class Kind(IntEnum):
-    """Purpose of a packet: a question, its answer, the end of the job, or the end of one rank by an exception."""
+    """Purpose of a packet.
+
+    A question, its answer, the end of the job, the end of one rank by an exception, a rank that has finished a round.
+    """
 
     WHERE = 1
     HERE = 2
     END = 3
     FAILED = 4
+    FINISHED = 5
 
 
-class RollCall:
-    """One rank's end of the questions and answers.
+class SideChannel:
+    """One rank's end of the channel, which one thread listens to.
 
     ``answer()`` returns this rank's answer. ``hears(kind, rank, text)`` is called when another rank announces an end.
     """
@@ -73,11 +82,13 @@ class RollCall:
         """Answers to the latest question, by rank."""
         self.heard: set[int] = set()
         """Ranks that have ever answered."""
+        self._finished = self._others_finished = 0  # rounds, by this rank and by another one
         self._rank = rank
         self._generation = generation
         self._key = directory.key
         self._addresses = directory.addresses
         self._sockets = list(sockets)
+        self._ways = [[(s, a) for a in addresses for s in sockets if _reaches(s, a)] for addresses in self._addresses]
         self._answer = answer
         self._hears = hears
         self._nonce = secrets.token_bytes(16)
@@ -99,10 +110,20 @@ class RollCall:
                 self._tell(rank, Kind.WHERE, b"")
 
     def announce(self, kind: Kind, text: str) -> None:
-        """Announce to all others that the job ends, or that this rank does, and why."""
+        """Announce something to all others: that the job ends, or this rank does, and why, or a finished round."""
         for rank in range(len(self._addresses)):
             if rank != self._rank:
                 self._tell(rank, kind, text.encode()[:MOST_BYTES])
+
+    def raise_signal(self, round: int) -> None:
+        """Signal to the others that this rank has finished the round, unless one has before. Waits for nothing."""
+        if not self.raised(round):
+            self._finished = round + 1
+            self.announce(Kind.FINISHED, str(round + 1))
+
+    def raised(self, round: int) -> bool:
+        """Return whether any rank has finished the round, or a later one: none begins that before all have ended it."""
+        return max(self._finished, self._others_finished) > round
 
     def listen(self, seconds: float) -> None:
         """Wait at most ``seconds`` for packets, and serve those that come."""
@@ -135,16 +156,16 @@ class RollCall:
         elif kind == Kind.HERE and nonce == self._nonce:
             self.answers[sender] = body
             self.heard.add(sender)
+        elif kind == Kind.FINISHED:
+            self._others_finished = max(self._others_finished, int(body))
         elif kind in (Kind.END, Kind.FAILED):
             self._hears(Kind(kind), sender, body.decode(errors="replace"))
 
     def _tell(self, rank: int, kind: Kind, body: bytes) -> None:
         packet = self._seal(rank, kind, self._nonce, body)
-        for address in self._addresses[rank]:
-            for sock in self._sockets:
-                if _reaches(sock, address):
-                    with suppress(OSError):  # no way there, or no listener; another address may work
-                        sock.sendto(packet, address)
+        for sock, address in self._ways[rank]:
+            with suppress(OSError):  # no way there, or no listener; another address may work
+                sock.sendto(packet, address)
 
     def _seal(self, receiver: int, kind: Kind, nonce: bytes, body: bytes) -> bytes:
         head = _HEADER.pack(self._mark, kind, self._rank, self._generation, nonce)
