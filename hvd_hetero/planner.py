@@ -23,7 +23,7 @@ from hvd_hetero.measurement.fixed_cost import FixedCosts
 from hvd_hetero.measurement.plausibility import Plausibility
 from hvd_hetero.policies.policy import Policy
 from hvd_hetero.rounds import FinishedRound, RoundPlan
-from hvd_hetero.telemetry.changes import ChangeLog
+from hvd_hetero.telemetry.changes import log_change
 
 __all__ = ["Planner"]
 
@@ -49,7 +49,7 @@ class Planner:
         self.typical_size = first.typical_size
         self.anticipation = Anticipation() if policy.anticipates else None
         self.fixed_costs = FixedCosts(first.typical_size, workers) if policy.weighs_fixed_cost else None
-        self._changes = ChangeLog() if logs else None
+        self._logs = logs
         self._plausibility = Plausibility(workers, first.typical_size, logs=logs) if policy.measures else None
 
     @property
@@ -101,8 +101,8 @@ class Planner:
             self.fixed_costs.learn(finished.table, short=short)
         plan = self.policy.next(self._plans[-1], believed)
         plan = plan.within(finished.table.column("limit"))
-        if self._changes is not None:
-            self._changes(self.rounds + self.lead, self._plans[-1], plan, believed.table)
+        if self._logs:
+            log_change(self.rounds + self.lead, self._plans[-1], plan, believed.table)
         self._plans[-1] = plan
         if self.anticipation is not None and finished.plan.ends == "first":
             self.anticipation.learn(finished)
