@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import itertools
 import json
 import logging
 import os
-import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -99,11 +97,15 @@ class RunFile:
     def _open(self) -> str:
         """Begin a file and return the name that a former one has now; another job may do so at the same moment."""
         kept = ""
-        while not _taken(file := self._path.open("a", encoding="utf-8"), self._path):
-            file.close()
-            kept = _keep_former(self._path) or kept  # a job that still writes to it goes on
-        self._file = file
-        return kept
+        while True:
+            try:
+                self._file = self._path.open("x", encoding="utf-8")
+            except FileExistsError:
+                if self._path.is_file():
+                    kept = _keep_former(self._path) or kept  # a job that still writes to it goes on
+                    continue
+                self._file = self._path.open("a", encoding="utf-8")  # such as a pipe
+            return kept
 
     def _begin_another(self) -> None:
         self.close()
@@ -168,23 +170,6 @@ def _value(value: Any) -> str:
     if not isinstance(value, list) or not value or isinstance(value[0], int):
         return _ENCODER.encode(value)
     return f"[{','.join('null' if figure is None else f'{figure:.7g}' for figure in value)}]"
-
-
-def _taken(file: TextIO, path: Path) -> bool:
-    """Take a file for one run; return False if it holds something, or another job has taken it or its name."""
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        return True
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # some file systems know no locks
-        logger.debug("%s cannot be locked", path)
-    status = os.fstat(file.fileno())
-    try:
-        return not status.st_size and os.path.samestat(status, path.stat())
-    except FileNotFoundError:  # another job has renamed it
-        return False
 
 
 def _keep_former(path: Path) -> str:

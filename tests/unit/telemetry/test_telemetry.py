@@ -74,13 +74,6 @@ def test_jobs_that_begin_at_the_same_moment_on_one_path_lose_no_run(tmp_path):
         assert sorted(kept) == list(range(1, jobs + 1))
 
 
-def test_an_empty_file_is_in_nobodys_way(tmp_path):
-    path = tmp_path / "run.jsonl"
-    path.touch()
-    write(path, 1)
-    assert [file.name for file in tmp_path.iterdir()] == ["run.jsonl"]
-
-
 def test_a_run_is_read_back_as_it_was(tmp_path):
     path = tmp_path / "new" / "run.jsonl"
     write(path, 5)
