@@ -1,21 +1,12 @@
-"""Open and write files that users name; a path that is no file or never ends is an error, not a wait.
-
-A file is written whole or not at all: the text goes to another file beside, which takes the name at the end.
-"""
+"""Open files that users name; a path that is no file or never ends is an error, not a wait."""
 
 from __future__ import annotations
 
-import os
 import stat
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, BinaryIO
+from typing import BinaryIO
 
-__all__ = ["check_output", "named", "open_file", "read_text", "write_whole"]
-
-_BEGIN = 2048  # bytes by which a file is known
+__all__ = ["named", "open_file", "read_text"]
 
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -54,52 +45,3 @@ def read_text(path: Path, most_bytes: int) -> str:
         return content.decode("utf-8").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         raise ValueError(f"{named(path)} is no text: {error.reason} at byte {error.start}; save it as UTF-8") from None
-
-
-def check_output(path: Path, name: str, kind: str, known: Callable[[bytes], bool]) -> None:
-    """Raise if ``write_whole`` could not write there, or would overwrite something else; called before the work.
-
-    ``name`` is the parameter that holds the path; ``known`` returns whether a file with this beginning is of ``kind``.
-    """
-    found = stat.S_IFMT(path.stat().st_mode) if os.path.exists(path) else stat.S_IFREG
-    if found != stat.S_IFREG:
-        raise ValueError(
-            f"{name} must name a file that can be written, and {named(path)} is {_KINDS.get(found, 'no file')}; "
-            "name a file, new or of an earlier time"
-        )
-    try:
-        with tempfile.NamedTemporaryFile(dir=path.resolve().parent):  # root may write to folders that take no file
-            pass
-    except OSError as error:
-        raise ValueError(
-            f"{name} must name a file that can be written, got {named(path)}: {error.strerror or error}; name another"
-        ) from None
-    if os.path.exists(path):
-        with open_file(path) as file:
-            begin = file.read(_BEGIN)
-        if begin and not known(begin):
-            raise ValueError(
-                f"{name} names {named(path)}, which exists and is no {kind}; name another file, or move it"
-            )
-
-
-@contextmanager
-def write_whole(path: Path) -> Iterator[IO[str]]:
-    """Give a file to write to, which takes the place of ``path`` if no error comes: a reader never sees half of it."""
-    path = path.resolve()  # a link stays one
-    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, suffix=path.suffix, delete=False) as file:
-        part = Path(file.name)
-        try:
-            yield file
-            file.close()  # some file systems report a full disk only now
-            part.chmod(0o666 & ~_umask())
-            part.replace(path)
-        except BaseException:
-            part.unlink(missing_ok=True)
-            raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -6,6 +6,7 @@ unescaped could run and load nothing.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from functools import cache
 from importlib import resources
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hvd_hetero import __version__
-from hvd_hetero.telemetry.files import check_output, write_whole
+from hvd_hetero.telemetry.files import named
 from hvd_hetero.tools.report.figures import Figures
 from hvd_hetero.tools.report.made import Report
 from hvd_hetero.tools.report.pictures import Scales, pictures
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["GENERATOR", "check_page", "facts", "page", "replay_note", "tiles", "write_page"]
 
 GENERATOR = "hvd-hetero report"
+_BEGIN = 2048  # bytes by which a report is known
 
 
 def check_page(path: Path) -> None:
@@ -45,14 +47,20 @@ def check_page(path: Path) -> None:
         import jinja2  # noqa: F401
     except ImportError:
         raise ValueError("the page needs jinja2: pip install jinja2, or give --no-page") from None
-    check_output(path, "--page", "report", lambda begin: f'content="{GENERATOR}"'.encode() in begin)
+    if os.path.isfile(path):
+        with path.open("rb") as file:
+            begin = file.read(_BEGIN)
+        if begin and f'content="{GENERATOR}"'.encode() not in begin:
+            raise ValueError(
+                f"--page names {named(path)}, which exists and is no report; name another file, or move it"
+            )
+    elif os.path.exists(path) or not os.access(path.resolve().parent, os.W_OK):
+        raise ValueError(f"--page must name a file that can be written, got {named(path)}; name another")
 
 
 def write_page(path: Path, reports: Sequence[Report]) -> None:
-    """Write the page; a reader never sees half of it."""
-    content = page(reports)
-    with write_whole(path) as file:
-        file.write(content)
+    """Write the page."""
+    path.write_text(page(reports), encoding="utf-8")
 
 
 def page(reports: Sequence[Report]) -> str:
