@@ -21,7 +21,7 @@ from _report import write_result
 from hvd_hetero.telemetry import read_run
 from hvd_hetero.testing import KEEP_MEMORY, launch
 from hvd_hetero.tools.simulation.compare import WARM_UP, compare_between
-from hvd_hetero.tools.simulation.recorded import recorded_description
+from hvd_hetero.tools.simulation.description import recorded_description
 from hvd_hetero.tools.simulation.schemes import choose
 
 RANK = Path(__file__).with_name("_slow_loader_rank.py")

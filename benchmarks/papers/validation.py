@@ -37,7 +37,7 @@ from rich.progress import Progress
 from hvd_hetero.telemetry import Run, read_run
 from hvd_hetero.testing import KEEP_MEMORY, launch, quota_available
 from hvd_hetero.tools.simulation.compare import Outcome, compare_between
-from hvd_hetero.tools.simulation.recorded import recorded_description
+from hvd_hetero.tools.simulation.description import recorded_description
 from hvd_hetero.tools.simulation.schemes import choose
 
 POLICIES = ("bsp", "lb-bsp", "self-adaptive", "non-blocking", "elastic-bsp")

@@ -79,8 +79,7 @@ def run(args: argparse.Namespace) -> int:
 def _described(args: argparse.Namespace) -> tuple[Description, Replay | None]:
     from hvd_hetero.telemetry import read_run
     from hvd_hetero.telemetry.files import named
-    from hvd_hetero.tools.simulation.description import ROUNDS, SEED, check, read_description
-    from hvd_hetero.tools.simulation.recorded import recorded_description
+    from hvd_hetero.tools.simulation.description import ROUNDS, SEED, check, read_description, recorded_description
     from hvd_hetero.tools.simulation.schemes import choose, choose_all
     from hvd_hetero.tools.simulation.settings import shown
     from hvd_hetero.tools.simulation.what_if import Changes

@@ -17,8 +17,7 @@ import numpy as np
 
 from hvd_hetero.telemetry.run import Run
 from hvd_hetero.tools.simulation.compare import WARM_UP, Outcome, compare_between
-from hvd_hetero.tools.simulation.description import check
-from hvd_hetero.tools.simulation.recorded import recorded_description
+from hvd_hetero.tools.simulation.description import check, recorded_description
 from hvd_hetero.tools.simulation.schemes import choose
 
 __all__ = ["Alternative", "Alternatives", "alternatives"]

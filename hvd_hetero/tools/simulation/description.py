@@ -1,25 +1,29 @@
-"""Read a file ``cluster.toml`` into the cluster and the training that it describes (``docs/simulation.md``)."""
+"""The cluster and the training to simulate: of a file (``docs/simulation.md``), or of a recorded run."""
 
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hvd_hetero.policies import SelfAdaptive
 from hvd_hetero.rounds import MAX_ROUND_SAMPLES
+from hvd_hetero.telemetry import Run
 from hvd_hetero.telemetry.files import named, read_text
 from hvd_hetero.tools.simulation import limits
 from hvd_hetero.tools.simulation.cluster import Cluster
 from hvd_hetero.tools.simulation.described_machines import MILLISECONDS, read_network, read_workers
 from hvd_hetero.tools.simulation.engine import mixing_on
+from hvd_hetero.tools.simulation.replay import Replay, replay
 from hvd_hetero.tools.simulation.schemes import SchemeChoice, choose
 from hvd_hetero.tools.simulation.settings import Range, Settings, shown
 
-__all__ = ["ROUNDS", "SEED", "Description", "check", "read_description"]
+__all__ = ["ROUNDS", "SEED", "Description", "check", "read_description", "recorded_description"]
 
 SEED = Range(0, 2**63 - 1, "the seed of all draws")
+_EPOCHS = 10  # if a recording holds no end of an epoch: some schemes re-allocate once an epoch
 _LONGEST = 2**18  # bytes of a description; the table of a worker takes a hundred
 ROUNDS = Range(1, limits.MOST_ROUNDS, "the rounds to train on")
 
@@ -114,3 +118,19 @@ def _check_schemes(described: Description, where: str) -> None:
                 f"{where}.policies, {scheme.label}: it re-allocates after every epoch, and the data have no end; add "
                 "dataset = … (samples of an epoch) to [training], or give the policy every = … (rounds)"
             )
+
+
+def recorded_description(run: Run, schemes: Sequence[SchemeChoice]) -> tuple[Description, Replay]:
+    """Return the machines and the training of a run, with these schemes to compare."""
+    machines = replay(run)
+    dataset = machines.dataset or max(machines.rounds // _EPOCHS, 1) * run.global_batch  # no short rounds
+    described = Description(
+        machines.cluster,
+        run.global_batch,
+        machines.full_rounds,
+        tuple(schemes),
+        dataset=min(dataset, limits.MOST_SAMPLES),
+        between=machines.extremes,
+        rate_error=machines.rate_error,
+    )
+    return described, machines

@@ -27,7 +27,16 @@ k + 1. So before the round made from round k a predictor reads the line of round
 drivers that go with v_ik. They move no speed here, which is v_ik whatever they are. If the recorded scheme did not
 use drivers, production reads them once a second, and the readings are as old; a rank without readings has no drivers.
 
-Shapes: K rounds, n ranks.
+**By how much luck moves the rate** (`rate_error`). Round k took T_k seconds, and E_k were to be expected: of its plan,
+at each rank's median pace. The rounds, in order, make up to ten blocks, with u_j = (sum of T_k) / (sum of E_k) over the
+rounds of block j. A block holds several rounds, so a minute in which the machine was slow counts as one event. Another
+run as long meets luck of its own, so its rate differs from this one's, with 95 % of probability, by the share
+
+    t_{J-1} √2 s / (ū √J) at most,      s² = sum_j (u_j - ū)² / (J - 1)
+
+with t_{J-1} Student's. It says nothing of what the rounds have not met, such as a machine that is slower all day.
+
+Shapes: K rounds, n ranks, J blocks.
 """
 
 from __future__ import annotations
@@ -38,6 +47,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import stdtrit
 
 from hvd_hetero.measurement.readings import Resources
 from hvd_hetero.telemetry import Run
@@ -46,16 +56,17 @@ from hvd_hetero.tools.simulation.compute import Compute
 from hvd_hetero.tools.simulation.limits import MOST_SPEED
 from hvd_hetero.tools.simulation.micro_batch_cost import Fixed, FixedSamples, fixed_samples, if_it_waits_once
 from hvd_hetero.tools.simulation.network import Network
-from hvd_hetero.tools.simulation.rate_error import rate_error
 from hvd_hetero.tools.simulation.variation import Recorded
 
-__all__ = ["Replay", "replay"]
+__all__ = ["Replay", "rate_error", "replay"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 _LONGEST_ROUND_S = 1e9  # thirty years
 _SAME_DRIVER = 0.05
+_BLOCKS = 10  # arbitrary: fewer see slower changes, and know their scatter less well
+_PROBABILITY = 0.975  # of not being exceeded; both sides leave out 5 %
 _COLD_ROUNDS = 2  # arbitrary; one odd pair does no harm, and a run of long rounds has few
 _LEAST_WAITING = 1e-3  # of a rank's work; less moves nothing
 _LEAST_CHANGE = 0.1  # of log s, where a plan changes in the middle of an epoch
@@ -209,3 +220,14 @@ def _filled(amount: Floats, seconds: Floats, known: NDArray[np.bool_]) -> Floats
     latest = np.maximum.accumulate(np.where(known, np.arange(len(known)), -1))
     rounds = np.where(latest >= 0, latest, int(np.argmax(known)))
     return np.asarray(amount[rounds] / seconds[rounds])
+
+
+def rate_error(seconds: Floats, expected_s: Floats) -> float:
+    """Return the share by which another run's rate may differ; ``seconds`` and ``expected_s`` of each round, (K,)."""
+    blocks = min(_BLOCKS, len(seconds))
+    sums = [[part.sum() for part in np.array_split(each, blocks)] for each in (seconds, expected_s)]
+    if blocks < 2 or not min(sums[1]) > 0:
+        return 0.0
+    luck = np.array(sums[0]) / np.array(sums[1])
+    share = luck.std(ddof=1) / (luck.mean() * math.sqrt(blocks)) if luck.mean() > 0 else 0.0
+    return float(stdtrit(blocks - 1, _PROBABILITY) * math.sqrt(2.0) * share)

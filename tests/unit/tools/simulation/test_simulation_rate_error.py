@@ -12,8 +12,7 @@ from hvd_hetero.policies import BSP
 from hvd_hetero.telemetry import TelemetryWriter, read_run
 from hvd_hetero.tools.cli import commands as cli
 from hvd_hetero.tools.simulation import Cluster, Compute, Jitter, RoundSimulation, Worker
-from hvd_hetero.tools.simulation.rate_error import rate_error
-from hvd_hetero.tools.simulation.replay import replay
+from hvd_hetero.tools.simulation.replay import rate_error, replay
 from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
 
 BATCH, DATASET = 96, 96 * 8 + 40

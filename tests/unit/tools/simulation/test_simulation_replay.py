@@ -16,7 +16,7 @@ from hvd_hetero.telemetry import TelemetryWriter, read_run
 from hvd_hetero.tools.cli import commands as cli
 from hvd_hetero.tools.simulation import Availability, Cluster, Compute, Drivers, RoundSimulation, Worker
 from hvd_hetero.tools.simulation.compare import compare
-from hvd_hetero.tools.simulation.recorded import recorded_description
+from hvd_hetero.tools.simulation.description import recorded_description
 from hvd_hetero.tools.simulation.replay import WARM_UP_ROUNDS, replay
 from hvd_hetero.tools.simulation.schemes import choose
 
