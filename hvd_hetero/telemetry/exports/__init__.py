@@ -1,4 +1,4 @@
-"""Listeners that hand the records of a training to other programs, and a recorded run as a timeline.
+"""Listeners that hand the records of a training to other programs.
 
     balance.on_round(TensorBoard("runs/1"))                         # needs tensorboard
     balance.on_round(PrometheusFile("/var/lib/node_exporter/train.prom"))       # needs prometheus-client
@@ -9,6 +9,5 @@ Make them on every rank: only rank 0 opens anything. `figures` is for programs w
 from hvd_hetero.telemetry.exports.named_numbers import figures
 from hvd_hetero.telemetry.exports.prometheus import PrometheusFile
 from hvd_hetero.telemetry.exports.tensorboard import TensorBoard
-from hvd_hetero.telemetry.exports.trace_events import write_timeline
 
-__all__ = ["PrometheusFile", "TensorBoard", "figures", "write_timeline"]
+__all__ = ["PrometheusFile", "TensorBoard", "figures"]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from hvd_hetero import __version__
 from hvd_hetero.errors import HeteroError
-from hvd_hetero.tools.cli import build_horovod, check, profile, report, simulate, timeline
+from hvd_hetero.tools.cli import build_horovod, check, profile, report, simulate
 from hvd_hetero.tools.cli.output import READER_LEFT, reader_left
 
 __all__ = ["COMMANDS", "Command", "main"]
@@ -56,12 +56,6 @@ COMMANDS = (
         "compute what each scheme would gain, on a cluster described in a file or on the machines of a recorded run",
         simulate.add_arguments,
         simulate.run,
-    ),
-    Command(
-        "timeline",
-        "write a recorded run as a timeline of all ranks, which Perfetto and Chrome open",
-        timeline.add_arguments,
-        timeline.run,
     ),
 )
 

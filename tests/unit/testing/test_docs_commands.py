@@ -30,7 +30,7 @@ NOT_RUN = {
     r"\.venv/bin/python .*": "runs the tests themselves",
     r"hvd-hetero simulate --from|hvd-hetero COMMAND --help": "names an option, or any command",
 }
-RUN = r"hvd-hetero (report|simulate (?!--from$)|timeline|profile) ?.*"
+RUN = r"hvd-hetero (report|simulate (?!--from$)|profile) ?.*"
 # Makes the description of the examples small: the documentation's takes half a minute.
 SMALLER = {"rounds = 400": "rounds = 12"}
 STEP = """
@@ -81,7 +81,7 @@ def test_a_command_of_the_documentation_runs_as_printed(command, folder, monkeyp
     monkeypatch.setenv("COLUMNS", "120")
     assert main(shlex.split(command)[1:]) == 0
     assert "".join(capsys.readouterr()).strip()
-    for name in re.findall(r"(?:--plot|timeline \S+) (\S+)", command):
+    for name in re.findall(r"--plot (\S+)", command):
         assert (folder / name).stat().st_size > 0
     if command.startswith("hvd-hetero report"):
         first = command.split()[2]

@@ -33,7 +33,9 @@ def names_of(module):
     if not file.exists():
         return None
     found = set(folder)
-    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+    body = ast.parse(file.read_text(encoding="utf-8")).body
+    body += [node for each in body if isinstance(each, ast.If) for node in each.body]  # names that are imported lazily
+    for node in body:
         if isinstance(node, ast.Import | ast.ImportFrom):
             found |= {alias.asname or alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
