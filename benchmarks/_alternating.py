@@ -1,9 +1,10 @@
-"""Ratios to stock Horovod, from alternating blocks of one run."""
+"""Ways to train, compared within one run: ratios to stock from alternating blocks, and seconds of turns."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 STOCK, STOCK_S = "stock", "seconds of stock"
@@ -33,3 +34,31 @@ def alternate(pairs: int, name: str, kinds: Mapping[str, Blocks], steps: int) ->
         if os.environ.get("HOROVOD_RANK", os.environ.get("RANK")) == "0":
             print(name, flush=True)
     return ratios
+
+
+def in_turns(
+    schemes: Mapping[str, Iterator[object]],
+    cycles: int,
+    rounds: int,
+    between: Callable[[], None],
+    after_cycle: Callable[[], object] = lambda: None,
+) -> dict[str, list[float]]:
+    """Return each scheme's seconds for a turn of so many rounds, cycle by cycle; each cycle begins with another scheme.
+
+    ``between`` waits for all ranks, as the end of a turn. Two cycles before the first do not count.
+    """
+    names = [*schemes]
+    took: dict[str, list[float]] = {name: [] for name in names}
+    between()
+    for cycle in range(-2, cycles):
+        first = cycle % len(names)
+        for name in names[first:] + names[:first]:
+            began = time.perf_counter()
+            for _ in range(rounds):
+                next(schemes[name])
+            between()
+            if cycle >= 0:
+                took[name].append(time.perf_counter() - began)
+        if cycle >= 0:
+            after_cycle()
+    return took

@@ -91,6 +91,21 @@ class Job:
                 optimizer.step()
                 yield [GLOBAL_BATCH // hvd.size()] * hvd.size()
 
+    def alone(self) -> Rounds:
+        """Return the training of one process that does all samples, on the first rank, while the others wait."""
+        everything = [GLOBAL_BATCH] + [0] * (hvd.size() - 1)
+        model, pace = demo_rank.network(), demo_rank.Pace(self.slowness)
+        optimizer = demo_rank.sgd(model)
+        loader = DataLoader(self.data, GLOBAL_BATCH, shuffle=True, drop_last=True)
+        while hvd.rank():
+            yield everything
+        while True:
+            for x, y in loader:
+                optimizer.zero_grad()
+                pace.gradient(model, x, y)
+                optimizer.step()
+                yield everything
+
 
 @dataclass
 class Turns:
@@ -167,6 +182,7 @@ def steady(job: Job, cycles: int) -> dict:
             "self-adaptive": job.balanced(SelfAdaptive(total=PIECES * n))[0],
             "non-blocking": job.balanced(NonBlocking(STEPS), most)[0],
             "elastic-bsp": job.balanced(ElasticBSP(), ITERATION)[0],
+            "alone": job.alone(),
         }
     settings = {
         "self-adaptive": f"total={PIECES * n} (default: {10 * n})",

@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 import demo_rank
 import torch
 import torch.distributed as dist
-from _alternating import STOCK, STOCK_S, alternate
+from _alternating import STOCK, STOCK_S, alternate, in_turns
 from _by_hand import PASS, PASSES, ByHand
 from _report import error_of_median, judged, write_result
 from overhead_torch import BLOCK, KINDS, NETWORKS, TARGET, endless, make, samples_of
@@ -134,13 +134,6 @@ class Half:
 
         return rounds(), balance
 
-    def others(self) -> dict[str, Iterator[None]]:
-        """Return what else trains in turns."""
-        return {}
-
-    def end_turn(self) -> None:
-        """End a scheme's turn, within its time."""
-
     def run(self, cycles: int) -> dict[str, Any]:
         """Return each scheme's samples per second, turn by turn, and the oracle's split."""
         lb_bsp, balance = self.balanced("lb-bsp")
@@ -150,18 +143,9 @@ class Half:
         for _ in range(PASSES * PASS + 3):  # a table may come two rounds late
             next(oracle)
         split = list(by_hand.plan)
-        schemes = {"ddp": self.ddp(), "lb-bsp": lb_bsp, "oracle": oracle, **self.others()}
-        rates: dict[str, list[float]] = {name: [] for name in schemes}
-        for cycle in range(-2, cycles):  # two that do not count
-            first = cycle % len(schemes)
-            for name in [*schemes][first:] + [*schemes][:first]:
-                dist.barrier()
-                began = time.perf_counter()
-                for _ in range(TURN):
-                    next(schemes[name])
-                self.end_turn()
-                if cycle >= 0:
-                    rates[name].append(TURN * GLOBAL_BATCH / (time.perf_counter() - began))
+        schemes = {"ddp": self.ddp(), "lb-bsp": lb_bsp, "oracle": oracle}
+        took = in_turns(schemes, cycles, TURN, dist.barrier)
+        rates = {name: [TURN * GLOBAL_BATCH / each for each in seconds] for name, seconds in took.items()}
         return {"rates": rates, "split": split, "now": list(balance.plan), "slowness": self.slowness.describe()}
 
 

@@ -15,17 +15,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 import torch.distributed as dist
-from _alternating import STOCK, alternate
+from _alternating import STOCK, alternate, in_turns
 from _by_hand import PASS, PASSES, ByHand
-from gpu.networks import Network, networks
+from gpu.networks import Network, networks, reduced
 from gpu.shares import take_share
 from torch.nn import functional
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
+from hvd_hetero import late_tables
 from hvd_hetero.policies import BSP, LBBSP, ElasticBSP, NonBlocking, Policy
 from hvd_hetero.testing import report
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance
+from torch_hooks.beside import scaled_rounds
 
 EPOCH = 40  # global batches
 FIRST = 60  # rounds in which LB-BSP learns curves and finds its split: more than twice the ladder
@@ -59,6 +60,11 @@ def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
 
 
+def forget_training() -> None:
+    """Tell schemes apart that train in turns: the next steps of optimizers belong to none of them."""
+    scaled_rounds._here.__dict__.clear()
+
+
 class Training:
     """A network, and batches of it that are on the device already: what is timed is the device's work."""
 
@@ -68,8 +74,8 @@ class Training:
         self.model = network.make(device)
         self._x, self._y = network.batch(most, device)
 
-    def gradient(self, model: torch.nn.Module, samples: int) -> None:
-        functional.cross_entropy(model(self._x[:samples]), self._y[:samples]).backward()
+    def gradient(self, model: torch.nn.Module, samples: int, scale: Callable[[Any], Any] = lambda loss: loss) -> None:
+        scale(functional.cross_entropy(model(self._x[:samples]), self._y[:samples])).backward()
 
     def balanced(self, policy: str | Policy, global_batch: int) -> tuple[LoadBalance, Iterator[None]]:
         """Return a balancer, and its rounds without end, of one micro-batch each."""
@@ -87,9 +93,42 @@ class Training:
 
         return balance, rounds()
 
-    def ddp(self, samples: int) -> Iterator[None]:
-        """Return DDP's steps without end, with PyTorch's own loader and sampler."""
-        wrapped, optimizer = DistributedDataParallel(self.model), sgd(self.model)
+    def beside(
+        self, policy: str | Policy, global_batch: int, reducer: str, rounds: int
+    ) -> tuple[LoadBalance, Iterator[None]]:
+        """Return a balancer, and its rounds without end, with scaled losses in a reducer: some are done already."""
+        wrapped = reduced(self.model, reducer, self.device)
+        optimizer = sgd(wrapped)
+        balance = LoadBalance(policy, global_batch=global_batch)
+        loader = BalancedLoader(Indices(EPOCH * global_batch), balance)
+
+        def all_rounds() -> Iterator[None]:
+            while True:
+                for index in loader:
+                    optimizer.zero_grad()
+                    self.gradient(wrapped, len(index), balance.scale)
+                    optimizer.step()
+                    yield
+
+        trained = all_rounds()
+        for _ in range(rounds):
+            next(trained)
+        forget_training()
+        return balance, trained
+
+    def alone(self, samples: int) -> Iterator[None]:
+        """Return steps without end of one process."""
+        optimizer = sgd(self.model)
+        while True:
+            optimizer.zero_grad()
+            self.gradient(self.model, samples)
+            optimizer.step()
+            yield
+
+    def stock(self, samples: int, reducer: str = "DDP") -> Iterator[None]:
+        """Return the reducer's steps without end, with PyTorch's own loader and sampler."""
+        wrapped = reduced(self.model, reducer, self.device)
+        optimizer = sgd(wrapped)
         data = Indices(EPOCH * samples * dist.get_world_size())
         loader = DataLoader(data, samples, sampler=DistributedSampler(data, shuffle=False))
         while True:
@@ -227,7 +266,8 @@ def _loss(model: torch.nn.Module, index: torch.Tensor, device: str) -> torch.Ten
 
 
 def _flat(model: torch.nn.Module) -> torch.Tensor:
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
+    whole = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in model.parameters()]
+    return torch.cat([p.detach().flatten() for p in whole])
 
 
 def unequal(name: str, device: str, cycles: int, slow: Callable[[Training], None]) -> dict[str, Any]:
@@ -239,28 +279,92 @@ def unequal(name: str, device: str, cycles: int, slow: Callable[[Training], None
         slow(training)
     balance, lb_bsp = of["lb-bsp"].balanced(LBBSP(device="gpu"), batch)
     by_hand, oracle = of["oracle"].balanced(ByHand(), batch)
-    schemes = {"ddp": of["ddp"].ddp(batch // ranks), "lb-bsp": lb_bsp, "oracle": oracle}
+    schemes = {"ddp": of["ddp"].stock(batch // ranks), "lb-bsp": lb_bsp, "oracle": oracle}
     for scheme, rounds in (("ddp", 5), ("lb-bsp", FIRST), ("oracle", PASSES * PASS + 1)):
         for _ in range(rounds):
             next(schemes[scheme])
-    rates: dict[str, list[float]] = {scheme: [] for scheme in SCHEMES}
-    for cycle in range(-1, cycles):
-        for scheme in SCHEMES[cycle % 3 :] + SCHEMES[: cycle % 3]:
-            done(device)
-            dist.barrier()
-            began = time.perf_counter()
-            for _ in range(TURN):
-                next(schemes[scheme])
-            done(device)
-            dist.barrier()
-            if cycle >= 0:
-                rates[scheme].append(TURN * batch / (time.perf_counter() - began))
+    rates = rates_of(schemes, batch, cycles, device)
     profile = balance._session.meter.profile
     gamma = None if profile is None or profile.gamma is None else profile.gamma
     return {
         "rates": rates, "oracle": list(by_hand.plan), "now": list(balance.plan),
         "gamma": None if gamma is None else [gamma.slope_s, gamma.intercept_s, gamma.saturation],
     }  # fmt: skip
+
+
+def rates_of(schemes: dict[str, Iterator[None]], samples: int, cycles: int, device: str) -> dict[str, list[float]]:
+    """Return samples per second of each scheme, in turns; a step of any is of so many samples."""
+
+    def between() -> None:
+        forget_training()
+        done(device)
+        dist.barrier()
+
+    took = in_turns(schemes, cycles, TURN, between)
+    return {scheme: [TURN * samples / each for each in seconds] for scheme, seconds in took.items()}
+
+
+def unequal_beside(name: str, device: str, cycles: int, slow: Callable[[Training], None], reducer: str) -> Any:
+    """Return samples per second with scaled losses, and this rank's own seconds, by events and alone by the clock."""
+    network = networks(device)[name]
+    batch, rank = network.global_batch, dist.get_rank()
+
+    def training() -> Training:
+        slow(made := Training(network, device, batch))
+        return made
+
+    by_hand, oracle = training().beside(ByHand(), batch, reducer, PASSES * PASS + 3)  # a table may come late
+    measured: list[list[float]] = []
+    by_hand.on_round(lambda record: measured.append(record["compute_s"]))
+    balance, lb_bsp = training().beside(LBBSP(device="gpu"), batch, reducer, FIRST)
+    stock = training().stock(batch // dist.get_world_size(), reducer)
+    alone = training().alone(batch) if rank == 0 else itertools.repeat(None)
+    rates = rates_of({"stock": stock, "lb-bsp": lb_bsp, "oracle": oracle, "alone": alone}, batch, cycles, device)
+    # Each rank its part of the split, at the same time, and without the others.
+    by_itself = Blocks(training().alone(by_hand.plan[rank]), device)
+    clock_s = statistics.median(by_itself.block() for _ in range(5))
+    everywhere: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everywhere, clock_s)
+    known = [seconds for seconds in measured if None not in seconds]
+    return {
+        "rates": rates, "oracle": list(by_hand.plan), "now": list(balance.plan), "clock_s": everywhere,
+        "own_s": [statistics.median(of) for of in zip(*known, strict=True)],
+    }  # fmt: skip
+
+
+def exact(device: str, reducer: str) -> dict[str, float]:
+    """Return how far a training with scaled losses is from one process, over the climb of LB-BSP's first rounds."""
+    ranks, rounds = dist.get_world_size(), 26
+    late_tables._COSTS_S = 0.0  # a table each round, however short it is: splits change in each
+    torch.manual_seed(0)
+    model = Sequences().double().to(device)
+    wrapped = reduced(model, reducer, device)
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1, momentum=0.9)
+    balance = LoadBalance(LBBSP(device="gpu"), global_batch=24 * ranks)
+    loader = BalancedLoader(Indices(240 * ranks), balance, shuffle=True, seed=3, stop_at=rounds)
+    seen: list[list[int]] = []
+    while balance.rounds < rounds:
+        for index in loader:
+            optimizer.zero_grad()
+            balance.scale(_loss(wrapped, index, device)).backward()
+            optimizer.step()
+            seen.append(index.tolist())
+    balance.close()
+    parts: list[Any] = [None] * ranks
+    dist.all_gather_object(parts, seen)
+    torch.manual_seed(0)
+    alone = Sequences().double().to(device)
+    before, inner = _flat(alone).cpu(), torch.optim.SGD(alone.parameters(), lr=0.1, momentum=0.9)
+    for round in range(rounds):
+        inner.zero_grad()
+        _loss(alone, torch.tensor([i for part in parts for i in part[round]]), device).backward()
+        inner.step()
+    expected, mine = _flat(alone).cpu(), _flat(wrapped).cpu()
+    return {
+        "difference": float((mine - expected).abs().max() / expected.abs().max()),
+        "moved": float((expected - before).abs().max() / expected.abs().max()),
+        "splits": len({tuple(len(part[round]) for part in parts) for round in range(rounds)}),
+    }
 
 
 class Blocks:
@@ -278,7 +382,24 @@ class Blocks:
         for _ in range(steps):
             next(self._steps)
         done(self._device)
+        forget_training()
         return (time.perf_counter() - began) / steps
+
+
+def overhead_beside(name: str, device: str, pairs: int, reducer: str) -> dict[str, list[float]]:
+    """Return step times with scaled losses over those of the reducer alone, on equal ranks.
+
+    The reducer alone is made last: where layers wait, hooks are put on all models that are there.
+    """
+    network = networks(device)[name]
+    batch = network.global_batch
+    ours = {
+        policy: Blocks(Training(network, device, batch).beside(policy, batch, reducer, 1)[1], device)
+        for policy in ("bsp", "lb-bsp")
+    }
+    samples = batch // dist.get_world_size()
+    alone = Blocks(Training(network, device, samples).stock(samples, reducer), device)
+    return alternate(pairs, name, {STOCK: alone, **ours}, BLOCK)
 
 
 def overhead(name: str, device: str, pairs: int) -> dict[str, list[float]]:
@@ -290,7 +411,7 @@ def overhead(name: str, device: str, pairs: int) -> dict[str, list[float]]:
     def ours(policy: str) -> Blocks:
         return Blocks(Training(network, device, batch).balanced(policy, batch)[1], device)
 
-    ddp = Blocks(Training(network, device, samples).ddp(samples), device)
+    ddp = Blocks(Training(network, device, samples).stock(samples), device)
     return alternate(pairs, name, {STOCK: ddp, "bsp": ours("bsp"), "lb-bsp": ours("lb-bsp")}, BLOCK)
 
 
@@ -298,10 +419,10 @@ def twice(training: Training) -> None:
     """Make this rank about half as fast: each gradient is computed twice, the second time to be thrown away."""
     gradient, model = training.gradient, training.network.make(training.device)
 
-    def again(trained: torch.nn.Module, samples: int) -> None:
+    def again(trained: torch.nn.Module, samples: int, *scale: Any) -> None:
         gradient(model, samples)
         model.zero_grad()
-        gradient(trained, samples)
+        gradient(trained, samples, *scale)
 
     training.gradient = again  # type: ignore[method-assign]
 
@@ -313,12 +434,21 @@ def main(what: str, name: str, device: str, backend: str, percentages: str, time
     dist.init_process_group(backend)
     if device == "cuda":
         torch.cuda.set_device(0)
-    if what == "stopwatch":
+    what, _, reducer = what.partition(" beside ")
+    slow = twice if what == "unequal" and not percentages and rank else lambda training: None
+    if what == "exact":
+        report(exact(device, reducer))
+    elif reducer:
+        report(
+            unequal_beside(name, device, times, slow, reducer)
+            if what == "unequal"
+            else overhead_beside(name, device, times, reducer)
+        )
+    elif what == "stopwatch":
         report(stopwatch(name, device))
     elif what == "memory":
         report(memory(times, device))
     elif what == "unequal":
-        slow = twice if not percentages and rank else lambda training: None
         report(unequal(name, device, times, slow))
     elif what == "overhead":
         report(overhead(name, device, times))

@@ -6,6 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
@@ -33,7 +37,9 @@ def _convolutional(device: str) -> torch.nn.Module:
     return torch.nn.Sequential(*layers).to(device)
 
 
-class _Transformer(torch.nn.Module):
+class Transformer(torch.nn.Module):
+    """Encoder layers over tokens, with ten classes."""
+
     def __init__(self, width: int, layers: int) -> None:
         super().__init__()
         layer = torch.nn.TransformerEncoderLayer(width, 8, 4 * width, dropout=0.0, batch_first=True)
@@ -42,7 +48,19 @@ class _Transformer(torch.nn.Module):
         self.head = torch.nn.Linear(width, 10)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return a number for each class."""
         return self.head(self.encoder(self.embedding(tokens)).mean(1))
+
+
+def reduced(model: torch.nn.Module, reducer: str, device: str, *, apart: bool = True) -> torch.nn.Module:
+    """Return the model in DDP or FSDP2. ``apart``: FSDP2 shards each layer with weights by itself."""
+    if reducer == "DDP":
+        return DistributedDataParallel(model)
+    mesh = init_device_mesh(device, (dist.get_world_size(),))
+    for layer in [layer for child in model.children() for layer in getattr(child, "layers", [child])]:
+        if apart and list(layer.parameters()):
+            fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
 
 
 def networks(device: str) -> dict[str, Network]:
@@ -56,7 +74,7 @@ def networks(device: str) -> dict[str, Network]:
             48 if small else 3072,
         ),
         "transformer": Network(
-            lambda device: _Transformer(width, layers).to(device),
+            lambda device: Transformer(width, layers).to(device),
             lambda samples, device: torch.randint(1000, (samples, length), device=device),
             48 if small else 768,
         ),

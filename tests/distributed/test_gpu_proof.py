@@ -1,4 +1,4 @@
-"""What `scripts/gpu_proof.sh` runs on a GPU, on CPUs: the part about memory, whose end is made up here."""
+"""What `scripts/gpu_proof.sh` runs on a GPU, on CPUs: memory, whose end is made up here, and scaled losses."""
 
 from __future__ import annotations
 
@@ -25,3 +25,11 @@ def test_the_proof_for_gpus_survives_the_end_of_memory_and_compares_with_one_pro
         assert found["between_ranks"] == 0.0, name
         assert found["epochs"] > 1, name
         assert found["each_once"], name
+
+
+def test_the_proof_for_gpus_scales_losses_beside_fsdp2_and_compares_with_one_process(launch):
+    arguments = ["exact beside FSDP2", "convolutional", "cpu", "gloo", "", 0]
+    done = launch(RANK, 2, arguments, framework="torch.distributed", timeout_s=TORCH_S, starter=torchrun(2))
+    for told in done.reports:
+        assert told["difference"] < 1e-10 < told["moved"]
+        assert told["splits"] > 5, "it climbs"

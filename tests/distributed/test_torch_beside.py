@@ -16,6 +16,7 @@ JOBS = {
     "2 ranks of Horovod": (2, "torch"),
     "3 ranks of Horovod": (3, "torch"),
 }
+FOUR = {"4 ranks of torch.distributed": (4, "torch.distributed")}
 ANY = [
     "momentum", "adamw", "clipped", "frozen", "static", "bsp", "lb-bsp", "loader with a worker",
 ]  # fmt: skip
@@ -29,7 +30,7 @@ EXACT = {
 
 @pytest.fixture(scope="module")
 def ranks(request, pool):
-    with pool("torch_beside.py", *JOBS[request.param]) as ranks:
+    with pool("torch_beside.py", *(JOBS | FOUR)[request.param]) as ranks:
         yield ranks
 
 
@@ -131,6 +132,12 @@ def test_a_rank_times_its_own_work(ranks, how):
 @of("fsdp", ranks=3)
 def test_three_ranks_time_their_own_work_under_fsdp2(ranks):
     require_own_time(ranks, "fsdp")
+
+
+@pytest.mark.parametrize("how", ["ddp", "fsdp"])
+@pytest.mark.parametrize("ranks", FOUR, indirect=True, scope="module")
+def test_four_ranks_time_their_own_work(ranks, how):
+    require_own_time(ranks, how)
 
 
 @of("horovod", ranks=2)

@@ -48,6 +48,16 @@ def test_schemes_as_fast_as_the_oracle_miss_nothing(speed):
     assert speed.steady(outcome())[1] == []
 
 
+def test_each_scheme_is_told_as_a_multiple_of_the_fast_rank_alone(speed):
+    found = outcome(stock=[40.0] * 4)
+    found["turns"]["alone"] = {"rates": [50.0] * 4, "samples": [96, 0]}
+    rows, missed = speed.steady(found)
+    cells = {name: [cell.strip() for cell in row(rows, name).split("|")] for name in ("stock", "lb-bsp", "alone")}
+    place = [cell.strip() for cell in rows[0].split("|")].index("times alone")
+    assert {name: of[place] for name, of in cells.items()} == {"stock": "0.80", "lb-bsp": "2.00", "alone": "1.00"}
+    assert missed == []
+
+
 @pytest.mark.parametrize(("name", "rate"), [("lb_bsp", 94.0), ("non_blocking", 87.0), ("elastic_bsp", 87.0)])
 def test_each_scheme_is_held_to_its_share_of_the_oracle(speed, name, rate):
     rows, missed = speed.steady(outcome(**{name: [rate] * 4}))

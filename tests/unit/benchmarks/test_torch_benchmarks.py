@@ -24,6 +24,49 @@ def proof():
     return load("gpu.proof", "benchmarks")
 
 
+@pytest.fixture(scope="module")
+def beside():
+    pytest.importorskip("torch")
+    return load("overhead_beside", "benchmarks", "examples")
+
+
+def test_a_scaled_loss_is_held_to_the_split_set_by_hand_on_unequal_ranks(beside):
+    def told(by_hand, own=0.96):
+        rates = {"lb-bsp": [98.0] * 4, "stock": [50.0] * 4, "by hand": [by_hand] * 4, "alone": [70.0] * 4}
+        return [{"rates": rates, "by hand": [85, 43], "lb-bsp": [86, 42], "own": [1.02, own]}]
+
+    row, met = beside.unequal_row("DDP", "transformer", told(100.0), 4)
+    assert met
+    assert row.startswith("| DDP | transformer | 4 | 1.960 | 0.000 | 0.980 | 0.000 | 1.400 | 0.000 | 0.714 | 0.000 |")
+    assert row.count("|") == beside.heads("half")[2].count("|")
+    assert not beside.unequal_row("DDP", "transformer", told(100.1), 4)[1]
+    assert not beside.unequal_row("DDP", "transformer", told(100.0, own=0.94), 4)[1]
+
+
+@pytest.mark.parametrize(("step_s", "ratio", "met"), [(0.01, 1.02, True), (0.03, 1.02, False), (0.03, 1.009, True)])
+def test_a_scaled_loss_may_cost_more_of_a_short_step(beside, step_s, ratio, met):
+    told = [{"bsp": [ratio] * 4, "lb-bsp": [1.0] * 4, beside.STOCK_S: [step_s] * 4, "batch": 64}] * 2
+    row, good = beside.equal_row("FSDP2", "10", told, 4)
+    assert good == met
+    assert row.count("|") == beside.heads("equal")[2].count("|")
+
+
+def test_schemes_take_turns_and_each_begins_a_cycle_as_often(beside):
+    order = []
+
+    def scheme(name):
+        while True:
+            order.append(name)
+            yield
+
+    cycles = []
+    took = beside.in_turns({name: scheme(name) for name in "ab"}, 4, 3, lambda: None, lambda: cycles.append(len(order)))
+    assert {name: len(seconds) for name, seconds in took.items()} == {"a": 4, "b": 4}
+    turns = order[::3]
+    assert turns == [*"ab", *"ba"] * 3, "the first two cycles do not count"
+    assert cycles == [6 * cycle for cycle in range(3, 7)]
+
+
 def runs(*accuracies, once=True):
     return [{"accuracy": a, "once": once, "rounds": 10} for a in accuracies]
 
