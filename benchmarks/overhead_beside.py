@@ -72,9 +72,8 @@ class Ranks:
 
     def __init__(self, reducer: str) -> None:
         self._reducer = reducer
-        pin_to_core(
-            min(int(os.environ.get("LOCAL_RANK", os.environ.get("HOROVOD_RANK", "0"))), 1)
-        )  # threads inherit it
+        rank = int(os.environ["HOROVOD_RANK" if reducer == "Horovod" else "RANK"])
+        pin_to_core(min(rank, 1))  # before there are threads of Gloo's, which inherit it
         torch.set_num_threads(1)
         if reducer == "Horovod":
             import horovod.torch as hvd
