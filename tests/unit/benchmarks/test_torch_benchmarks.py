@@ -223,3 +223,13 @@ def test_only_on_a_gpu_does_the_table_of_tests_say_how_processes_share_the_devic
     assert passed
     assert ("Processes take turns on the device." in rows) == said
     assert rows[-1].strip()
+
+
+def test_the_proof_beside_reducers_wants_the_gain_and_the_own_times(proof):
+    rates = {"lb-bsp": [97.0] * 4, "stock": [64.0] * 4, "oracle": [100.0] * 4, "alone": [66.0] * 4}
+    told = {"rates": rates, "own_s": [0.104, 0.1], "clock_s": [0.1, 0.1], "oracle": [2, 1], "now": [2, 1]}
+    row, met = proof._gain(told)
+    assert met
+    assert row.endswith("| 1.040, 1.000 | 2:1 | 2:1")
+    assert not proof._gain(told | {"own_s": [0.106, 0.1]})[1]
+    assert not proof._gain(told | {"rates": rates | {"oracle": [101.0] * 4}})[1]
