@@ -72,7 +72,7 @@ class Balanced:
         if self._loader is None:
             self._loader = BalancedLoader(
                 stock.dataset, self.balance, sampler=trainer._get_train_sampler(stock.dataset),
-                seed=args.seed if args.data_seed is None else args.data_seed, drop_last=stock.drop_last,
+                seed=args.seed if args.data_seed is None else args.data_seed, drop_last=args.dataloader_drop_last,
                 micro_batches=args.gradient_accumulation_steps, collate_fn=stock.collate_fn,
                 num_workers=stock.num_workers, prefetch_factor=stock.prefetch_factor, pin_memory=stock.pin_memory,
                 persistent_workers=stock.persistent_workers, worker_init_fn=stock.worker_init_fn,

@@ -41,6 +41,11 @@ def test_a_trainer_goes_on_in_the_middle_of_an_epoch(ranks, k):
         assert outcome["epochs"] == pytest.approx([3 - 1 / per_epoch, 3])
 
 
+def test_a_trainer_s_options_hold(ranks):
+    for rank in ranks:
+        assert rank["options"] == {"steps": 4, "lead": 2}
+
+
 @pytest.mark.parametrize(
     ("attempt", "message"),
     [

@@ -165,6 +165,13 @@ def resumed(micro_batches: int) -> dict[str, Any]:
     }
 
 
+def options() -> dict[str, Any]:
+    """What a loader of the Trainer's own would heed."""
+    trainer = trainer_of("tokens", [], 1, num_train_epochs=1, dataloader_drop_last=True, dataloader_num_workers=1)
+    trainer.train()
+    return {"steps": trainer.state.global_step, "lead": trainer.balance._session.balancer.lead}
+
+
 def refused() -> dict[str, str]:
     def of(**options: Any) -> str:
         return refusal(lambda: trainer_of("tokens", [], 1, **options))
@@ -248,7 +255,7 @@ def fitted(
 
 def cases() -> dict[str, Callable[[], Any]]:
     late_tables._COSTS_S = 0.0
-    made: dict[str, Callable[[], Any]] = {"refused": refused}
+    made: dict[str, Callable[[], Any]] = {"refused": refused, "options": options}
     for k in (1, 3):
         made |= {
             f"tokens, k = {k}": lambda k=k: trained("tokens", k),
