@@ -62,8 +62,8 @@ FRAMEWORKS = {
         ("horovod.tensorflow", "keras_callbacks", "sklearn.datasets", *OF_TENSORFLOW, LAUNCHER),
         {"TF_USE_LEGACY_KERAS": "0", **QUIET},
     ),
-    "tf_keras": Framework(
-        ("horovod.tensorflow", "keras_callbacks", *OF_TENSORFLOW, LAUNCHER),
+    "tf_keras": Framework(  # one test asks for Horovod's own optimizer
+        ("horovod.tensorflow", "horovod.tensorflow.keras", "keras_callbacks", *OF_TENSORFLOW, LAUNCHER),
         {"TF_USE_LEGACY_KERAS": "1", **QUIET},
     ),
 }
