@@ -55,45 +55,32 @@ OF_THREE = {
 }
 
 
-class Exact:
-    def test_it_trains_as_one_process_does(self, ranks, case):
-        require_exact(ranks[0][f"{self.kind}: {case}"])
+def cases(table, *kinds):
+    return pytest.mark.parametrize("case", [f"{kind}: {case}" for kind in kinds for case in table[kind]])
 
 
 @of("ddp", ranks=2)
-@pytest.mark.parametrize("case", EXACT["ddp"])
-class TestDDPOnTwoRanks(Exact):
-    kind = "ddp"
+@cases(EXACT, "ddp", "fsdp")
+def test_ddp_and_fsdp2_train_as_one_process_does(ranks, case):
+    require_exact(ranks[0][case])
 
 
 @of("ddp", ranks=3)
-@pytest.mark.parametrize("case", OF_THREE["ddp"])
-class TestDDPOnThreeRanks(Exact):
-    kind = "ddp"
-
-
-@of("fsdp", ranks=2)
-@pytest.mark.parametrize("case", EXACT["fsdp"])
-class TestFSDP2OnTwoRanks(Exact):
-    kind = "fsdp"
-
-
-@of("fsdp", ranks=3)
-@pytest.mark.parametrize("case", OF_THREE["fsdp"])
-class TestFSDP2OnThreeRanks(Exact):
-    kind = "fsdp"
+@cases(OF_THREE, "ddp", "fsdp")
+def test_three_ranks_of_ddp_and_fsdp2_train_as_one_process_does(ranks, case):
+    require_exact(ranks[0][case])
 
 
 @of("horovod", ranks=2)
-@pytest.mark.parametrize("case", EXACT["horovod"])
-class TestHorovodsOwnOptimizerOnTwoRanks(Exact):
-    kind = "horovod"
+@cases(EXACT, "horovod")
+def test_horovods_own_optimizer_trains_as_one_process_does(ranks, case):
+    require_exact(ranks[0][case])
 
 
 @of("horovod", ranks=3)
-@pytest.mark.parametrize("case", OF_THREE["horovod"])
-class TestHorovodsOwnOptimizerOnThreeRanks(Exact):
-    kind = "horovod"
+@cases(OF_THREE, "horovod")
+def test_three_ranks_of_horovods_own_optimizer_train_as_one_process_does(ranks, case):
+    require_exact(ranks[0][case])
 
 
 @of("ddp", ranks=2)
