@@ -2,7 +2,8 @@
 
     python ray_jobs.py JOB ARGUMENTS
 
-The last line that it prints has what came of it. Ranks get the functions of this file by value, all else by import.
+The last line that it prints has what came of it. Ranks get the functions of this file by value, all else by import: in
+the functions, since this process needs neither PyTorch nor what imports it.
 """
 
 from __future__ import annotations
@@ -17,14 +18,8 @@ import time
 from functools import partial
 from typing import Any
 
-import _reliability_rank
-import horovod.torch as hvd
 import ray
-import torch
-from exactness_cases import SAMPLES, Case, compared, train
 from horovod.ray import ElasticRayExecutor, RayExecutor
-from hosts import addresses
-from simulated import SimulatedClock
 
 from hvd_hetero.communication.addresses import job_key
 from hvd_hetero.watchdog.patience import VARIABLE
@@ -36,6 +31,12 @@ LATE_AT, DEAD_AT = 5, 10  # micro-batches, one a round
 
 def exact(policies: list[str], rounds: int) -> dict[str, Any]:
     """Train on one rank under each policy beside a single process, then say where this rank listens."""
+    import horovod.torch as hvd
+    import torch
+    from exactness_cases import SAMPLES, Case, compared, train
+    from hosts import addresses
+    from simulated import SimulatedClock
+
     hvd.init()
     torch.set_num_threads(1)
     clock = SimulatedClock()
@@ -50,6 +51,9 @@ def exact(policies: list[str], rounds: int) -> dict[str, Any]:
 
 def dead(rounds: int) -> None:
     """Train on one rank that was of `exact`, until rank 1 is first late, and then is no more."""
+    import horovod.torch as hvd
+    from exactness_cases import Case, train
+
     os.environ[VARIABLE] = "warn=1"
     clock, done = time.perf_counter, 0
 
@@ -96,6 +100,8 @@ def elastic(nic: str, environ: dict[str, str], spec: str) -> int:
 
 def reliable(spec: str) -> None:
     """One rank of it."""
+    import _reliability_rank
+
     sys.argv = ["_reliability_rank.py", spec]
     _reliability_rank.main()
 
