@@ -166,23 +166,11 @@ def test_an_epoch_to_start_with_takes_the_samples_of_that_epoch(outcomes):
 
 
 @once
-def test_plateaus_lower_the_rate_on_all_ranks_and_logs_are_written_on_rank_0(outcomes):
-    first, second = outcomes("plateaus_and_logs")
-    assert first["rates"] == second["rates"]
-    assert first["rates"][0] == first["rates"][1] < 0.1
-    assert first["spread"] == 0.0
-    assert first["written"] == 5, "a heading and four epochs"
-
-
-@once
 def test_a_dataset_of_samples_is_shared_out_among_the_ranks(outcomes):
     outcome = outcomes("a_dataset_of_samples_is_shared_out")[0]
-    equal, unequal = outcome["equal"], outcome["unequal"]
-    assert equal["steps"] == unequal["steps"] == 5
-    assert equal["rounds"] == unequal["rounds"] == 10
-    for seen in (equal["seen"], unequal["seen"]):
-        assert sorted(i for rank in seen for i in rank) == sorted([*range(50), *range(50)])
-    assert len(unequal["seen"][0]) > 2 * len(unequal["seen"][1])
+    assert (outcome["steps"], outcome["rounds"]) == (5, 10)
+    assert sorted(i for rank in outcome["seen"] for i in rank) == sorted([*range(50), *range(50)])
+    assert len(outcome["seen"][0]) > 2 * len(outcome["seen"][1])
 
 
 @once

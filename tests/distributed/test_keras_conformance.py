@@ -61,6 +61,7 @@ def test_embeddings_are_trained_in_several_micro_batches_as_tf_keras_does_in_one
     test_embeddings_are_trained_as_keras_does_in_one_process(ranks, "Adam")
 
 
+@once
 def test_an_optimizer_keeps_its_class_and_its_configuration(ranks):
     for outcome in ranks.ask("configuration"):
         assert outcome == {"class": "Adam", "same": True, "copy": True}
@@ -82,6 +83,7 @@ def test_a_ranks_own_layers_stay_while_it_holds_no_data(ranks):
     assert untouched == [False] + [True] * (len(untouched) - 1)
 
 
+@once
 def test_frozen_weights_are_broadcast_too(ranks):
     for outcome in ranks.ask("broadcast"):
         assert outcome == {"root's": True, "spread": 0.0}

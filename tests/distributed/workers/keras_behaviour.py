@@ -165,17 +165,6 @@ def an_epoch_to_start_with_is_that_epoch() -> dict:
     return {"difference": max(float(np.abs(a - b).max()) for a, b in pairs)}
 
 
-def plateaus_and_logs(folder: Path) -> dict:
-    callbacks = [keras.callbacks.ReduceLROnPlateau(monitor="loss", factor=0.5, patience=1, min_delta=10.0)]
-    if hvd.rank() == 0:
-        callbacks.append(keras.callbacks.CSVLogger(str(folder / "log.csv")))
-    model = network()
-    trained(model, keras.optimizers.SGD(0.1), epochs=4, callbacks=callbacks)
-    written = (folder / "log.csv").read_text().splitlines() if hvd.rank() == 0 else []
-    rate = float(tf.convert_to_tensor(model.optimizer.learning_rate))
-    return {"rates": hvd.allgather_object(rate), "spread": spread(model), "written": len(written)}
-
-
 def a_dataset_of_samples_is_shared_out() -> dict:
     """All ranks read the whole, and each sample goes to one of them."""
     seen: list[int] = []
@@ -188,19 +177,15 @@ def a_dataset_of_samples_is_shared_out() -> dict:
     inputs = keras.layers.Input((FEATURES,))
     model = Watched(inputs, keras.layers.Dense(1)(inputs))
     model.compile(keras.optimizers.SGD(0.0), "mse")
-    outcome = {}
-    for name, policy in (("equal", "bsp"), ("unequal", UNEQUAL)):
-        seen.clear()
-        balance = LoadBalance(policy, global_batch=10)
-        samples = tf.data.Dataset.from_tensor_slices((data()[0], np.arange(SAMPLES)[:, None]))
-        batches = resize_batches(samples, balance, shuffle=True)
-        model.fit(batches, epochs=2, verbose=0, callbacks=[balance])
-        outcome[name] = {
-            "seen": hvd.allgather_object(list(seen)),
-            "rounds": balance.rounds,
-            "steps": int(batches.cardinality()),
-        }
-    return outcome
+    balance = LoadBalance(UNEQUAL, global_batch=10)
+    samples = tf.data.Dataset.from_tensor_slices((data()[0], np.arange(SAMPLES)[:, None]))
+    batches = resize_batches(samples, balance, shuffle=True)
+    model.fit(batches, epochs=2, verbose=0, callbacks=[balance])
+    return {
+        "seen": hvd.allgather_object(seen),
+        "rounds": balance.rounds,
+        "steps": int(batches.cardinality()),
+    }
 
 
 def a_loop_of_ones_own() -> dict:
