@@ -179,14 +179,13 @@ def bundles_of(names: dict[torch.Tensor, str], layouts: Layouts, compression: An
 
 
 def shares_memory(gradient: torch.Tensor) -> bool:
-    """Return whether the numbers are not the gradient's alone, so that they must not be changed in place.
+    """Return whether another tensor uses the gradient's memory, so that it must not be changed in place.
 
-    A part of a larger tensor, as torch.cat of parameters leaves it, has a version that counts changes of all parts.
+    Parts of one tensor, as torch.cat of parameters leaves them, have one version, which counts changes of all parts.
     And of ``x + bias.view(1, -1)`` with a single sample in x, the gradient of the bias is a view of the gradient of the
-    sum, which the user may hold.
+    sum, which the user may hold, or another bias.
     """
-    storage = gradient.untyped_storage()
-    return storage.nbytes() > gradient.nbytes or _users(storage._cdata) > _OWN_USERS
+    return _users(gradient.untyped_storage()._cdata) > _OWN_USERS
 
 
 def _grad_type(parameter: torch.Tensor) -> torch.dtype | None:

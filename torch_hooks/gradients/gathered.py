@@ -11,6 +11,7 @@ import torch
 
 from hvd_hetero.balancer import Balancer
 from hvd_hetero.errors import RoundStateError
+from torch_hooks.gradients.bundles import shares_memory
 
 __all__ = ["Gathered"]
 
@@ -153,6 +154,8 @@ class Gathered:
         adds = self._adds and left.tensor is not None and left.tensor.layout is gradient.layout
         if adds and not (gradient is left.tensor and gradient._version == left.version + 1):
             raise self._changed(parameter)
+        if left.tensor is None and gradient.layout is torch.strided and shares_memory(gradient):
+            gradient = parameter.grad = gradient.clone()  # else adding to one, or clipping it, changes the other
         left.note(gradient, by_value=self._early)
 
     def guard(self) -> None:
