@@ -90,7 +90,8 @@ class Bundle:
         if self._compression is None:
             self._under_way = wire.start_sum(self._whole, self.name)
         else:  # one by one, as in stock scripts: a compressor may look at shapes
-            sent = [slot if slot.is_contiguous() else _in_memory(slot) for slot in self._slots or [self._whole]]
+            sent = self._slots or [self._whole.as_strided(self.parameters[0].shape, _strides(self.parameters[0]))]
+            sent = [each if each.is_contiguous() else _in_memory(each) for each in sent]
             self._under_way = Compressed(wire, sent, self.name, self._compression)
         return self._under_way
 
