@@ -205,7 +205,9 @@ class Updates:
 
     def zero_grad(self, set_to_none: bool) -> None:
         """Clear the gradients, unless a round is under way that still adds to them."""
-        if not self._adds:
+        if self._adds:
+            self._gathered.keep()
+        else:
             self._inner.zero_grad(set_to_none=set_to_none)
 
     @property

@@ -38,6 +38,11 @@ _BEFORE_THE_SUM = (
     "optimizer.skip_synchronize(): optimizer.step(). transformers' Trainer clips even at max_grad_norm=0 "
     "(docs/porting.md)"
 )
+_CLEARED = (
+    "zero_grad() came after backward(), in a round that would keep what earlier micro-batches have gathered; call it "
+    "before the first backward() of a batch, and have a loss reach only what it is for: "
+    "loss.backward(inputs=[*model.parameters()])"
+)
 _BY_VALUE = 2  # first rounds: what a loop's body does in these it does in all
 
 
@@ -85,6 +90,7 @@ class Gathered:
         self._hooks: list[Any] = []
         self._open = self._adds = False
         """Whether a micro-batch has begun, which may be undone; whether it adds to gradients of earlier ones."""
+        self._has_added = False
         self._copies: dict[torch.Tensor, torch.Tensor] | None = None
         self._rounds = 0
         self._before_adding: list[Any] = []
@@ -113,6 +119,7 @@ class Gathered:
         body, which does so, does not run on a rank without data.
         """
         self._open, self._adds, self._copies = True, adds, None
+        self._has_added = False
         if not adds:
             self._rounds += 1
             for parameter in self._names:
@@ -154,9 +161,15 @@ class Gathered:
         adds = self._adds and left.tensor is not None and left.tensor.layout is gradient.layout
         if adds and not (gradient is left.tensor and gradient._version == left.version + 1):
             raise self._changed(parameter)
+        self._has_added = self._adds
         if left.tensor is None and gradient.layout is torch.strided and shares_memory(gradient):
             gradient = parameter.grad = gradient.clone()  # else adding to one, or clipping it, changes the other
         left.note(gradient, by_value=self._early)
+
+    def keep(self) -> None:
+        """Take it that the loop wants to clear gradients, and the round keeps them; raise if it has to clear some."""
+        if self._open and self._has_added:
+            raise RoundStateError(_CLEARED)
 
     def guard(self) -> None:
         """Be able to undo the micro-batch that has begun: copy what earlier ones have gathered."""

@@ -273,3 +273,25 @@ def test_a_step_without_a_batch_leaves_state_that_there_is():
     after = list(inner.state.values())
     assert before
     assert all(torch.equal(a[k], b[k]) for a, b in zip(before, after, strict=True) for k in a)
+
+
+@pytest.mark.parametrize("micro_batch", [3, 8])
+def test_a_pass_that_is_thrown_away_does_not_stay_in_what_is_gathered(micro_batch):
+    net = Net()
+    balance = LoadBalance(BSP(max_micro_batch=micro_batch), global_batch=8)
+    optimizer = DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), balance)
+
+    def twice():
+        for x, y in BalancedLoader(TensorDataset(X, Y), balance):
+            functional.mse_loss(net(x), y).backward()
+            optimizer.zero_grad()
+            functional.mse_loss(net(x), y).backward()
+            optimizer.step()
+
+    if micro_batch == 8:
+        twice()
+        for mine, its in zip(net.parameters(), trained(micro_batch=8).parameters(), strict=True):
+            torch.testing.assert_close(mine, its, rtol=0, atol=1e-15)
+    else:
+        with pytest.raises(RoundStateError, match=r"zero_grad\(\) came after backward\(\), in a round that would keep"):
+            twice()
