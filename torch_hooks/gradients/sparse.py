@@ -55,12 +55,11 @@ class Layouts:
     def extend(self, parameters: Iterable[torch.Tensor]) -> None:
         """Train these parameters, too."""
         for parameter in parameters:
+            self._open[parameter] = None
             if self._as_dense:
                 self._known[parameter] = _DENSE
             elif isinstance(self._optimizer, torch.optim.SparseAdam):
                 self._known[parameter] = 1
-            else:
-                self._open[parameter] = None
 
     def known_rows(self, parameter: torch.Tensor) -> bool:
         """Return whether gradients of this parameter travel as rows."""
@@ -77,11 +76,11 @@ class Layouts:
         return gradient.coalesce()
 
     def agree(self) -> None:
-        """Agree on the layouts of parameters trained for the first time; a collective call, alike everywhere."""
+        """Agree on layouts and memory of parameters trained for the first time; a collective call, alike everywhere."""
         asked = [p for p in self._open if p.requires_grad]
         if not asked:
             return
-        seen = [_NOTHING if p.grad is None else _row_dimensions(p.grad) for p in asked]
+        seen = [self._known.get(p, _NOTHING if p.grad is None else _row_dimensions(p.grad)) for p in asked]
         elsewhere = [int(p.device.type != "cpu") for p in asked]
         mine = torch.tensor([[seen, elsewhere]], dtype=torch.int64, device="cpu")
         everywhere = self._wire.wait(self._wire.start_gather(mine, f"{self._prefix}.layouts"))
