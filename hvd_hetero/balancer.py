@@ -244,7 +244,7 @@ class Balancer:
         if again:
             self._reset_round()
         else:
-            self._state = _State.PAUSED  # also of the first: the round goes on, and gradients may have left
+            self._state = _State.PAUSED  # also of the first: the round goes on
         return self.meter.failed(size, cramped=cramped)
 
     def report(

@@ -102,12 +102,10 @@ class Shortage:
         balancer, work = self._balancer, self._balancer.work
         if len(optimizers) > 1:
             raise self._fatal("with several optimizers, whose batches are not done again") from error
-        if not (balancer.computing and optimizers):
-            raise self._fatal("after its last gradient had left, which is not done again") from error
         if work.round < 0:
             raise self._fatal("with a batch of your own, which only a BalancedLoader could cut") from error
-        if not optimizers[0].undo_micro_batch():
-            raise self._fatal("while its gradients were summed or applied") from error
+        if not (balancer.computing and optimizers and optimizers[0].undo_micro_batch()):
+            raise self._fatal("in step() or after it, which is not done again") from error
         parts = balancer.out_of_memory(cramped=self._cramped)
         self._failures_seen = _failures()
         logger.warning(DONE_IN_PARTS, balancer.rounds, balancer.rank, work.samples, parts, self._meter.limit)

@@ -79,7 +79,7 @@ def test_the_limit_with_its_headroom_reaches_all_ranks_with_the_very_round_and_s
 def test_what_cannot_be_done_again_says_when_and_what_to_do_and_other_errors_pass(outcome):
     own, update, cleared, other = outcome["fatal"]
     assert own.startswith("HeteroError: round 0: rank 0 ran out of memory with a batch of your own")
-    assert "after its last gradient had left" in update
+    assert "in step() or after it, which is not done again" in update
     assert "set max_micro_batch of the policy below 8" in update
     assert "zero_grad" in cleared
     assert other == "RuntimeError: shapes cannot be multiplied"
