@@ -1,8 +1,8 @@
 """The sum over all ranks that most policies use: one weighted sum of whole gradients at the end of a round.
 
 With what rank i has gathered, A_i, and its weight w_i (see ``Balancer``), the mean gradient over all samples of the
-round is ``Σ_i w_i A_i``. Gradients of one type are laid end to end, weighted in one pass, summed, and then taken apart
-without a copy: each becomes a part of the sum.
+round is ``Σ_i w_i A_i``. Gradients of one type are laid end to end, weighted in one pass, summed, and copied back; a
+large one is weighted and summed where it is.
 
 Nothing leaves during the backward pass, though the transfer could hide behind it. A round of k micro-batches could
 hide no more than the last of k passes; rounds of one have other reducers, which do hide it (``LoadBalance.scale``
