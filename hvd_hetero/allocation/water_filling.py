@@ -10,7 +10,7 @@ whose lower bound alone finishes later than theta decides.
 
 Bisection on T finds theta: once the bracket holds at most 4 n unit times, these are written out and the right one is
 selected. Cost O(n log(U / n)) for times of the same order; at most 63 halvings a grid for any times, and usually one
-grid. Up to 16 workers `few_workers` finds the same split sooner.
+grid.
 
 **Ties.** Units that cost nothing (slope zero) are dealt first, lower ranks first. Below theta there is no choice. Of
 the units that finish exactly at theta, workers of smaller slope get theirs first, then lower ranks. Among all optimal
@@ -30,7 +30,8 @@ Differences from the paper
     rounding and ties. Zero slopes, negative intercepts and common multiples are allowed here.
 
 Rejected: a heap of next finishing times (exact too, but O(U log n) steps of Python); the level of the relaxed problem
-by sorting its 2 n break points (in floats, so it needs a repair in integers afterwards).
+by sorting its 2 n break points (in floats, so it needs a repair in integers afterwards); a twin in Python's integers
+for few workers, which takes 0.04 ms instead of 0.22 for two of them: no more than 2 rounds of 100 ask for a split.
 """
 
 from __future__ import annotations
@@ -41,7 +42,6 @@ from typing import SupportsIndex
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hvd_hetero.allocation.few_workers import FEW, deal
 from hvd_hetero.allocation.problem import Allocation, Problem, problem
 from hvd_hetero.checks import FloatArray, IntArray
 
@@ -85,8 +85,6 @@ def minimax(
 
 def split(p: Problem) -> IntArray:
     """Return the units of each worker, of an instance that is known to be feasible."""
-    if p.lower.size <= FEW:
-        return np.array(deal(p), dtype=np.int64)
     units, most = _deal_flat(p)
     return _fill(p, units, most) if p.units > int(units.sum()) else units
 
