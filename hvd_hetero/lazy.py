@@ -27,4 +27,6 @@ def lazily(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
         setattr(sys.modules[package], name, value)  # the next access does not come here
         return value
 
+    module = vars(sys.modules[package])
+    module["__dir__"] = lambda: sorted({*module, *homes})  # for completion in a session
     return load

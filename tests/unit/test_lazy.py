@@ -31,6 +31,7 @@ def test_lb_bsp_loads_no_other_policy_no_other_predictor_and_no_scipy():
 @pytest.mark.parametrize("package", ["policies", "prediction", "allocation", "telemetry"])
 def test_all_that_a_package_declares_is_there(package):
     module = importlib.import_module(f"hvd_hetero.{package}")
+    assert set(module.__all__) <= set(dir(module))
     assert [name for name in module.__all__ if not hasattr(module, name)] == []
 
 
