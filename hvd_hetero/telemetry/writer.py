@@ -7,6 +7,7 @@ import itertools
 import json
 import logging
 import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -101,10 +102,11 @@ class RunFile:
             try:
                 self._file = self._path.open("x", encoding="utf-8")
             except FileExistsError:
-                if self._path.is_file():
+                if _is_no_file(self._path):
+                    self._file = self._path.open("a", encoding="utf-8")
+                else:
                     kept = _keep_former(self._path) or kept  # a job that still writes to it goes on
                     continue
-                self._file = self._path.open("a", encoding="utf-8")  # such as a pipe
             return kept
 
     def _begin_another(self) -> None:
@@ -170,6 +172,14 @@ def _value(value: Any) -> str:
     if not isinstance(value, list) or not value or isinstance(value[0], int):
         return _ENCODER.encode(value)
     return f"[{','.join('null' if figure is None else f'{figure:.7g}' for figure in value)}]"
+
+
+def _is_no_file(path: Path) -> bool:
+    """Return whether something else is there, such as a pipe, or a link that leads nowhere yet."""
+    try:
+        return not stat.S_ISREG(path.stat().st_mode)
+    except FileNotFoundError:  # if it is no link, another job has just renamed it
+        return path.is_symlink()
 
 
 def _keep_former(path: Path) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from hvd_hetero.communication.wire import Handle
+from hvd_hetero.errors import RoundStateError
 from torch_hooks.gradients.compression import Compressed
 from torch_hooks.gradients.sparse import Gather, Layouts
 from torch_hooks.wires.choice import TorchWire
@@ -71,6 +72,11 @@ class Bundle:
     def fill(self, weight: float | None) -> torch.Tensor:
         """Weigh this rank's gradients and return them; zeros where none arose, or for all if there is no weight."""
         if self._slots:
+            if self.parameters[0].dtype != self._whole.dtype:
+                raise RoundStateError(
+                    f"parameters are {self.parameters[0].dtype}, and were {self._whole.dtype} when their gradients were "
+                    f"bundled as {self.name!r}; convert the model before the first round"
+                )
             if weight:
                 torch._foreach_copy_(self._slots, [_present(p) for p in self.parameters])
         elif weight is None:
@@ -160,7 +166,7 @@ class Rows:
 def bundles_of(names: dict[torch.Tensor, str], layouts: Layouts, compression: Any) -> list[Bundle | Rows]:
     """Divide the gradients of these parameters: alike on all ranks, which have the same in the same order."""
     together: list[list[torch.Tensor]] = []
-    filling: dict[object, tuple[list[torch.Tensor], int]] = {}  # by kind, with the bytes so far
+    filling: dict[object, tuple[list[torch.Tensor], int]] = {}  # by kind, with the bytes that it has room for
     rows = [Rows(name, p, layouts, compression) for p, name in names.items() if layouts.known_rows(p)]
     for parameter in names:
         if layouts.known_rows(parameter):
@@ -170,12 +176,12 @@ def bundles_of(names: dict[torch.Tensor, str], layouts: Layouts, compression: An
             together.append([parameter])
             continue
         kind = parameter.dtype, parameter.device
-        members, so_far = filling.get(kind, ([], _MOST))
-        if so_far + size > _MOST:
-            members, so_far = [], 0
+        members, room = filling.get(kind, ([], -1))
+        if size > room:
+            members, room = [], _MOST
             together.append(members)
         members.append(parameter)
-        filling[kind] = members, so_far + size
+        filling[kind] = members, room - size
     return [*rows, *(Bundle(names[members[0]], members, compression) for members in together)]
 
 

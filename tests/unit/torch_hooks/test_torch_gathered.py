@@ -295,3 +295,19 @@ def test_a_pass_that_is_thrown_away_does_not_stay_in_what_is_gathered(micro_batc
     else:
         with pytest.raises(RoundStateError, match=r"zero_grad\(\) came after backward\(\), in a round that would keep"):
             twice()
+
+
+def test_a_model_that_is_converted_between_rounds_is_refused():
+    net = torch.nn.Linear(3, 1)
+    balance = LoadBalance("bsp", global_batch=8)
+    optimizer = DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), balance, net.named_parameters())
+    for dtype in (torch.float32, torch.float64):
+        net.to(dtype)
+        balance.batch(8)
+        optimizer.zero_grad()
+        net(X[:8].to(dtype)).sum().backward()
+        if dtype is torch.float64:
+            with pytest.raises(RoundStateError, match="convert the model before the first round"):
+                optimizer.step()
+        else:
+            optimizer.step()
