@@ -113,7 +113,7 @@ class Balanced:
             model.train()
             if once == 0.0:  # a batch without tokens shows nothing, and weighs nothing
                 return True
-            self._normalised = half < 0.75 * once
+            self._normalised = abs(half) < 0.75 * abs(once)
         return self._normalised
 
 
