@@ -74,8 +74,8 @@ class Bundle:
         if self._slots:
             if self.parameters[0].dtype != self._whole.dtype:
                 raise RoundStateError(
-                    f"parameters are {self.parameters[0].dtype}, and were {self._whole.dtype} when their gradients were "
-                    f"bundled as {self.name!r}; convert the model before the first round"
+                    f"parameters are {self.parameters[0].dtype}, and were {self._whole.dtype} when {self.name!r} was "
+                    "bundled; convert the model before the first round"
                 )
             if weight:
                 torch._foreach_copy_(self._slots, [_present(p) for p in self.parameters])
