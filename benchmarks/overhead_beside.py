@@ -8,17 +8,17 @@ Ranks of one job, Gloo. Each group is one table.
 *equal*: two ranks, a core each, at steps of about 10, 30 and 100 ms. PyTorch's ``DistributedSampler`` and
 ``DataLoader``, BSP and LB-BSP of this project (``BalancedLoader``, ``balance.scale``) train one model, in one reducer,
 in alternating blocks of about 0.4 s. In such a time two tables travel, so a block's figure is the mean of its steps.
-Each block of ours and its neighbour without give one ratio; the table has the median of all ratios of both ranks, and
-its standard error. Hooks of layers are put on for a block and taken off after it. The network is the short one of
-`overhead_torch.py`, and its batch is chosen so that a step of the reducer alone takes about as long as said. Under
-FSDP2 each layer of weights is a group of its own, but for the shortest steps, where the model is one.
+Each block of ours gives one ratio to that of the reducer alone in the same cycle; the table has the median of all
+ratios of both ranks, and its standard error. Hooks of layers are put on for a block and taken off after it. The network
+is the short one of `overhead_torch.py`, and its batch is chosen so that a step of the reducer alone takes about as long
+as said. Under FSDP2 each layer of weights is a group of its own, but for the shortest steps, where the model is one.
 
 *half* and *three*: one of two ranks at half speed, and three ranks at 1 : 1/2 : 1/3. Samples per second in turns of
 three rounds of 128 samples: the reducer with equal batches, LB-BSP with a scaled loss, a split set by hand with a
-scaled loss (`_by_hand.py`), and the fast rank alone, which does the whole batch in one process while the others wait.
-Two networks: the demo's convolutional one, and a transformer. The first rank has a core to itself, and the others
-share one. Own times are what LB-BSP's training measures of each rank (computing and its own data, per sample), over the
-same steps of that rank in plain PyTorch while all others rest.
+scaled loss (`_by_hand.py`, whose tables and scaling cost as much as LB-BSP's), and the fast rank alone, which does the
+whole batch in one process while the others wait. Two networks: the demo's convolutional one, and a transformer. The
+first rank has a core to itself, and the others share one. Own times are what LB-BSP's training measures of each rank
+(computing and its own data, per sample), over the same steps of that rank in plain PyTorch while all others rest.
 """
 
 from __future__ import annotations
@@ -226,11 +226,13 @@ def unequal(ranks: Ranks, name: str, factors: tuple[float, ...], cycles: int) ->
 
     with slowness:
         usual, late_tables._COSTS_S = late_tables._COSTS_S, 0.0  # a table each round: splits are found in few
+        lb_bsp, balance = scaled("lb-bsp", FIRST)
         by_hand, oracle = scaled(ByHand(), PASSES * PASS + 3)  # a table may come two rounds late
         oracle._session.beside._let_go()  # it measures no more
-        lb_bsp, balance = scaled("lb-bsp", FIRST)
         late_tables._COSTS_S = usual
         stock = steps(ranks.stock_batches(data, GLOBAL_BATCH // ranks.size), *ranks.reduced(network(name)[0]))
+        of_turn = dict.fromkeys(("by hand", "lb-bsp", "alone"), TURN * GLOBAL_BATCH)
+        of_turn["stock"] = TURN * (GLOBAL_BATCH // ranks.size * ranks.size)
         schemes = {"stock": stock, "by hand": by_hand, "lb-bsp": lb_bsp, "alone": alone()}
 
         def between() -> None:
@@ -252,7 +254,7 @@ def unequal(ranks: Ranks, name: str, factors: tuple[float, ...], cycles: int) ->
         )
         own = list(np.median((compute_s + input_s) / samples, axis=0) * balance.plan / alone_s)
     return {
-        "rates": {scheme: [TURN * GLOBAL_BATCH / each for each in seconds] for scheme, seconds in took.items()},
+        "rates": {scheme: [of_turn[scheme] / each for each in seconds] for scheme, seconds in took.items()},
         "by hand": list(oracle.plan), "lb-bsp": list(balance.plan), "own": own, "slowness": described,
     }  # fmt: skip
 

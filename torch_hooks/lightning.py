@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from torch_hooks.load_balance import LoadBalance
+from torch_hooks.loader import BalancedLoader
 
 try:
     from lightning.pytorch import Callback
@@ -34,4 +35,20 @@ class ScaleLoss(Callback):  # type: ignore[misc]
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: torch.Tensor) -> None:
         """Weigh the gradient of this loss, which Lightning has divided by ``accumulate_grad_batches``."""
-        self._balance._rounds_beside().weigh(loss, trainer.accumulate_grad_batches)
+        beside, divided_by = self._balance._rounds_beside(), trainer.accumulate_grad_batches
+        planned = max(self._balance._session.balancer.work.plan.micro_batches)
+        if planned != divided_by:
+            raise ValueError(
+                "accumulate_grad_batches must be the micro-batches of a round, since Lightning divides each loss by "
+                f"it; got {divided_by} and {planned}. Write BalancedLoader(…, micro_batches={divided_by})"
+            )
+        beside.weigh(loss, divided_by)
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Refuse a loader without a length, whose batches Lightning would draw before it has used those before."""
+        loader = trainer.train_dataloader
+        if isinstance(loader, BalancedLoader) and not loader.sized:
+            raise ValueError(
+                "the loader's stream has no __len__, so Lightning would draw each batch before it has used the last; "
+                "give a stream with __len__, or BalancedLoader(…, stream='shard', rounds_per_epoch=…)"
+            )

@@ -176,6 +176,11 @@ class BalancedLoader:
         return self._cutter.rounds_of(size) * self._in_step
 
     @property
+    def sized(self) -> bool:
+        """Whether it has a length: not where a stream has none."""
+        return self._rounds_per_epoch is not None or self._cutter.order.size is not None
+
+    @property
     def epoch(self) -> int:
         """The epoch that begins next."""
         return self._cutter.epoch

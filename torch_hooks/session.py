@@ -188,7 +188,7 @@ class TorchSession:
             self.beside.abandon()
 
     def close(self) -> None:
-        """Finish the telemetry, the signals and the watchdog."""
+        """Finish the telemetry and the watchdog."""
         for each in (self, *self._others):
             each._core.close()
         if self.beside is not None:

@@ -40,11 +40,14 @@ class Balanced:
     trainers whose loss comes from ``Trainer.compute_loss``.
     """
 
-    loss_is_scaled_for_ga = True  # the Trainer shall not divide by the accumulation steps
-
     def __init__(self, *args: Any, balance: LoadBalance | None = None, **options: Any) -> None:
         super().__init__(*args, **options)
         trainer: Any = self
+        self.balance: Any = balance
+        self._loader: BalancedLoader | None = None
+        self._normalised: bool | None = None
+        if balance is None and trainer.args.world_size == 1:
+            return  # one process trains as with the Trainer underneath
         if isinstance(trainer.train_dataset, IterableDataset):
             raise ValueError(
                 "train_dataset is a stream, which this Trainer cannot resume; give one with __len__ and __getitem__"
@@ -55,21 +58,24 @@ class Balanced:
             raise ValueError(
                 "average_tokens_across_devices must be True, since ranks hold unequal numbers of tokens; leave it out"
             )
+        if trainer.args.auto_find_batch_size:
+            raise ValueError("auto_find_batch_size would change the global batch; leave it out, and set the size")
         if balance is None:
             balance = LoadBalance(global_batch=trainer.get_total_train_batch_size(trainer.args))
         if getattr(balance.policy, "max_micro_batch", None):
             raise ValueError("max_micro_batch does not go with a Trainer; raise gradient_accumulation_steps instead")
         self.balance = balance
-        self._loader: BalancedLoader | None = None
-        self._normalised: bool | None = None
+        self.loss_is_scaled_for_ga = True  # the Trainer shall not divide by the accumulation steps
         trainer.add_callback(_Place(trainer))
 
     def get_train_dataloader(self) -> BalancedLoader:
         """Return the loader, which reads what the Trainer's own would read."""
         trainer: Any = self
         args, stock = trainer.args, super().get_train_dataloader()  # type: ignore[misc]
-        self._skips, args.ignore_data_skip = not args.ignore_data_skip, True  # `_Place` does it
+        if self.balance is None:
+            return stock
         if self._loader is None:
+            self._skips = not args.ignore_data_skip
             self._loader = BalancedLoader(
                 stock.dataset, self.balance, sampler=trainer._get_train_sampler(stock.dataset),
                 seed=args.seed if args.data_seed is None else args.data_seed, drop_last=args.dataloader_drop_last,
@@ -78,10 +84,13 @@ class Balanced:
                 persistent_workers=stock.persistent_workers, worker_init_fn=stock.worker_init_fn,
             )  # fmt: skip
             self._loader._micro_batches.reads_rounds = True
+        args.ignore_data_skip = True  # `_Place` skips
         return self._loader
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> tuple[list[Any], Any]:
         """Return the micro-batches of a round, each of which begins when it is taken, and the number of tokens."""
+        if self.balance is None:
+            return super().get_batch_samples(epoch_iterator, num_batches, device)  # type: ignore[misc,no-any-return]
         first = next(epoch_iterator, _NO_BATCH)
         if first is _NO_BATCH:
             return [], None
@@ -95,7 +104,7 @@ class Balanced:
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None, **more: Any
     ) -> Any:
         """Return the loss; in training, as it counts in the mean over the ranks."""
-        compute, trains = super().compute_loss, model.training  # type: ignore[misc]
+        compute, trains = super().compute_loss, model.training and self.balance is not None  # type: ignore[misc]
         if trains and num_items_in_batch is not None and not self._is_normalised(model, inputs, num_items_in_batch):
             num_items_in_batch = None
         loss, outputs = compute(model, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch, **more)
@@ -104,13 +113,17 @@ class Balanced:
         return (loss, outputs) if return_outputs else loss
 
     def _is_normalised(self, model: Any, inputs: Any, items: Any) -> bool:
-        """Return whether a loss is divided by the number of tokens that it is given."""
+        """Return whether a loss is divided by the number of tokens that it is given: alike on all ranks."""
         if self._normalised is None:
             compute = super().compute_loss  # type: ignore[misc]
             model.eval()  # the same dropout, namely none, and no statistics
             with torch.no_grad():
                 once, half = (float(compute(model, dict(inputs), num_items_in_batch=n)) for n in (items, 2 * items))
             model.train()
+            session = self.balance._session
+            both = torch.tensor([once, half], dtype=torch.float64, device="cpu")
+            with session.meter.held_up():
+                once, half = session.wire.result(session.wire.start_sum(both, f"{session.prefix}.losses")).tolist()
             if once == 0.0:  # a batch without tokens shows nothing, and weighs nothing
                 return True
             self._normalised = abs(half) < 0.75 * abs(once)

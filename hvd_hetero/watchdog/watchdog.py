@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 
 from hvd_hetero.balancer import Balancer
 from hvd_hetero.communication.addresses import gather_directory, job_key, listen
@@ -221,20 +221,35 @@ class Watchdog:
                     elif time.monotonic() > self._answers_until:
                         return
                     continue
-                mine = self._look(balancer)
+                mine, ends_first = self._look(balancer), balancer.plan().ends == "first"
                 del balancer
                 if mine and mine.waits and mine.for_s >= self._asks_s and time.monotonic() >= asks_at:
                     asks_at = time.monotonic() + self._look_s * len(channel.answers) / _MANY
                     self._inquire(mine)
                 elif looks < _FIRST_ASKED:
                     channel.ask_again()
+                elif looks == _FIRST_ASKED and ends_first:
+                    self._tell_of_unheard(channel.heard)
                 looks += 1
         except Exception:
             if not self._closed:
-                logger.exception("rank %d: the watchdog failed; waits are no longer watched", self._rank)
+                logger.exception(
+                    "rank %d: the watchdog failed; waits are no longer watched, and non-blocking rounds end late",
+                    self._rank,
+                )
         finally:
             atexit.unregister(self._tell_if_failed)
             channel.close()
+
+    def _tell_of_unheard(self, heard: Container[int]) -> None:
+        """Warn of ranks whose packets do not pass: whoever finishes a round is not heard by them, nor they by it."""
+        silent = [rank for rank in range(len(self._hosts)) if rank != self._rank and rank not in heard]
+        if silent:
+            logger.warning(
+                "rank %d: no packet of ranks %s (%s) has come, so rounds that end when the first rank has finished end "
+                "late; let UDP pass between the hosts (docs/hosts.md)", self._rank, silent,
+                ", ".join(sorted({self._hosts[rank] for rank in silent})),
+            )  # fmt: skip
 
     def _listen(self, seconds: float) -> None:
         """Serve packets for ``seconds``."""

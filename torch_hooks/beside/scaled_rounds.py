@@ -65,7 +65,8 @@ _WAYS_OUT = WaysOut(
 _NOT_SCALED = (
     "the loss of the last batch was not scaled, so ranks with unequal batches would count alike. Write "
     "balance.scale(loss).backward() for every batch beside DistributedDataParallel, fully_shard or "
-    "hvd.DistributedOptimizer, with 0 * loss for one to skip. Or wrap the optimizer before the loop: optimizer = "
+    "hvd.DistributedOptimizer, with 0 * loss for one to skip; in Lightning give callbacks=[ScaleLoss(balance)], in a "
+    "Trainer end compute_loss in super().compute_loss. Or wrap the optimizer before the loop: optimizer = "
     "DistributedOptimizer(optimizer, balance, model.named_parameters())"
 )
 _NOT_BACKWARD = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ranks import hvd
@@ -155,6 +155,7 @@ def resumed(micro_batches: int) -> dict[str, Any]:
     again: list[list[int]] = []
     options = {"num_train_epochs": 3, "path": path, "logging_steps": 1}
     second = trainer_of("tokens", again, micro_batches, **options)
+    assert len(second.get_train_dataloader()) >= 2, "whoever looks at it before changes nothing"
     second.train(resume_from_checkpoint=os.path.join(os.environ[RUN_DIR], path, "checkpoint-6"))
     rest, _ = together(again, micro_batches)
     return {
@@ -179,6 +180,9 @@ def refused() -> dict[str, str]:
     return {
         "tokens of a rank": of(average_tokens_across_devices=False),
         "max_micro_batch": of(balance=LoadBalance(LBBSP(max_micro_batch=2), global_batch=BATCH)),
+        "a size that is found": of(auto_find_batch_size=True),
+        "lightning divides otherwise": refusal(lambda: fitted(Module(), [], 1, divided_by=3, max_epochs=1)),
+        "lightning and a stream": refusal(lambda: fitted(Module(), [], 1, data=Stream(), max_epochs=1)),
     }
 
 
@@ -234,19 +238,33 @@ def lightning(micro_batches: int) -> dict[str, Any]:
     }
 
 
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(SAMPLES))
+
+
 def fitted(
-    module: Module, seen: list[Any], micro_batches: int, *callbacks: Any, resume: str | None = None, **options: Any
+    module: Module,
+    seen: list[Any],
+    micro_batches: int,
+    *callbacks: Any,
+    resume: str | None = None,
+    divided_by: int | None = None,
+    data: Any = None,
+    **options: Any,
 ) -> None:
     def collate(samples: list[int]) -> list[int]:
         seen.append(list(samples))
         return list(samples)
 
     balance = LoadBalance(Shifting(), global_batch=BATCH)
+    order = {"stream": "whole"} if data else {"shuffle": True, "seed": 5}
     loader = BalancedLoader(
-        Indexed(SAMPLES), balance, shuffle=True, seed=5, micro_batches=micro_batches, collate_fn=collate
-    )
+        data or Indexed(SAMPLES), balance, micro_batches=micro_batches, collate_fn=collate, **order
+    )  # fmt: skip
     trainer = pytorch_lightning.Trainer(
-        accelerator="cpu", strategy="ddp", devices=hvd.size(), accumulate_grad_batches=micro_batches, logger=False,
+        accelerator="cpu", strategy="ddp", devices=hvd.size(), logger=False,
+        accumulate_grad_batches=divided_by or micro_batches,
         gradient_clip_val=CLIP, enable_progress_bar=False, enable_checkpointing=bool(callbacks),
         callbacks=[ScaleLoss(balance), *callbacks], enable_model_summary=False, **options,
     )  # fmt: skip

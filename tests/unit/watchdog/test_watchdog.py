@@ -16,8 +16,9 @@ from functools import partial
 from types import SimpleNamespace
 
 from hvd_hetero.balancer import Balancer
+from hvd_hetero.communication.side_channel import SideChannel
 from hvd_hetero.measurement.stopwatch import Lap
-from hvd_hetero.policies import BSP
+from hvd_hetero.policies import BSP, NonBlocking
 from hvd_hetero.rounds import MicroBatch
 from hvd_hetero.watchdog import EXIT_CODE, Patience, Watchdog
 from hvd_hetero.watchdog.watchdog import join_known
@@ -29,8 +30,8 @@ SHORT = Patience(warn=0.3, deadlock=0.6, silent=1.0)
 class Ranks:
     """Each in a thread, with a watchdog of its own; an allgather that they share."""
 
-    def __init__(self, size, patience=SHORT, gives_up_s=math.inf):
-        self.size = size
+    def __init__(self, size, patience=SHORT, gives_up_s=math.inf, policy=None):
+        self.size, self.policy = size, policy or BSP()
         self.patience, self.gives_up_s = patience, gives_up_s
         self.ended = {}
         self._met = threading.Barrier(size)
@@ -58,7 +59,7 @@ class Ranks:
         return Watchdog(self._balancer, 5, self.gather(0), patience=SHORT)
 
     def _rank(self, rank, body):
-        balancer = Balancer(BSP(), rank, self.size, 8, clock=time.perf_counter)
+        balancer = Balancer(self.policy, rank, self.size, 8, clock=time.perf_counter)
         watchdog = Watchdog(
             balancer, 5, self.gather(rank), patience=self.patience, waits_in=("waits_here",),
             gives_up_s=self.gives_up_s, end=lambda code: self.ended.setdefault(rank, code),
@@ -166,6 +167,14 @@ def test_a_silent_rank_is_named_before_collectives_give_up(caplog):
     assert ranks.ended == {}
     assert "for rank 1, which does not answer" in caplog.text
     assert "Collectives fail after 1.5 s of it." in caplog.text
+
+
+def test_ranks_whose_packets_do_not_pass_are_named_where_rounds_end_when_the_first_has_finished(caplog, monkeypatch):
+    monkeypatch.setattr(SideChannel, "_tell", lambda *_: None)  # a firewall
+    ranks = Ranks(2, policy=NonBlocking(2))
+    ranks.run(*[lambda *_: wait(lambda: len(caplog.records) == 2)] * 2)
+    assert sorted(record.args[0] for record in caplog.records) == [0, 1]
+    assert all("let UDP pass between the hosts" in record.getMessage() for record in caplog.records)
 
 
 def test_looking_goes_on_while_other_trainings_begin_and_end_in_the_process():
