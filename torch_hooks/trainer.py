@@ -68,7 +68,7 @@ class Balanced:
         self.loss_is_scaled_for_ga = True  # the Trainer shall not divide by the accumulation steps
         trainer.add_callback(_Place(trainer))
 
-    def get_train_dataloader(self) -> BalancedLoader:
+    def get_train_dataloader(self) -> Any:
         """Return the loader, which reads what the Trainer's own would read."""
         trainer: Any = self
         args, stock = trainer.args, super().get_train_dataloader()  # type: ignore[misc]
