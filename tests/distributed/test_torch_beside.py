@@ -121,6 +121,12 @@ def test_three_ranks_time_their_own_work_under_fsdp2(ranks):
     require_own_time(ranks, "fsdp")
 
 
+@pytest.mark.parametrize("case", ["ddp: momentum", "ddp: k = 3", "fsdp: momentum"])
+@pytest.mark.parametrize("ranks", FOUR, indirect=True, scope="module")
+def test_four_ranks_train_as_one_process_does(ranks, case):
+    require_exact(ranks[0][case])
+
+
 @pytest.mark.parametrize("how", ["ddp", "fsdp"])
 @pytest.mark.parametrize("ranks", FOUR, indirect=True, scope="module")
 def test_four_ranks_time_their_own_work(ranks, how):
