@@ -67,12 +67,6 @@ def test_a_body_that_runs_once_a_round_on_every_rank_may_do_what_belongs_to_an_u
         assert rank["mistakes"][step] == "nothing was refused"
 
 
-def test_a_collective_that_ranks_call_unequally_often_ends_the_first_round(ranks):
-    for rank in ranks:
-        said = rank["mistakes"]["a_metric_averaged, micro-batches"]
-        assert re.match(r"RoundStateError: round 0: .*in this round it runs 2, 3 times; call collectives", said)
-
-
 @pytest.mark.parametrize(
     ("attempt", "message"),
     [

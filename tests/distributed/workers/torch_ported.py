@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 from torch_common import refusal
 
-from hvd_hetero.policies import BSP, NonBlocking, StaticAllocation
+from hvd_hetero.policies import BSP, NonBlocking
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance, SyncBatchNorm, average_by_samples
 
 BATCH = 4  # of a rank
@@ -499,14 +499,12 @@ def another_training() -> None:
 
 
 def mistakes() -> dict[str, str]:
-    """In the body of a loop that runs as often on all ranks, and in one that does not."""
+    """In the body of a loop, which runs as often on all ranks."""
     steps: list[Step] = [
         a_metric_averaged, a_metric_averaged_by_samples, a_schedule, a_warm_up, weights_clamped, gradients_clipped,
     ]  # fmt: skip
-    uneven = StaticAllocation([2, 3])
     return {
         **{step.__name__: refusal(lambda step=step: trained(step)) for step in steps},
-        "a_metric_averaged, micro-batches": refusal(lambda: trained(a_metric_averaged, uneven)),
         "another_training": refusal(another_training),
     }
 
