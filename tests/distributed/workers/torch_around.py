@@ -474,9 +474,9 @@ def batch_norm_refusals() -> dict:
         def next(self, plan: RoundPlan, finished: FinishedRound) -> RoundPlan:
             return RoundPlan(plan.samples, tuple(min(2, i + 1) for i in range(plan.workers)))
 
-    def more_micro_batches() -> None:
+    def more_micro_batches(policy: Policy) -> None:
         model = torch.nn.Sequential(torch.nn.Linear(6, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1)).double()
-        balance = LoadBalance(SometimesMore(), global_batch=12)
+        balance = LoadBalance(policy, global_batch=12)
         model = SyncBatchNorm.convert_sync_batchnorm(model, balance)
         optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), balance)
         for x, y in BalancedLoader(TensorDataset(X[:24], Y[:24]), balance):
@@ -515,11 +515,11 @@ def batch_norm_refusals() -> dict:
         "non-blocking": refusal(lambda: layer(NonBlocking(2))),
         "elastic-bsp": refusal(lambda: layer(ElasticBSP())),
         "self-adaptive": refusal(lambda: layer(SelfAdaptive(total=4))),
-        "static": refusal(lambda: layer(StaticAllocation([1, 2, 1][: hvd.size()]))),
+        "static": refusal(lambda: more_micro_batches(StaticAllocation([1, 2, 1][: hvd.size()]))),
         "no data": refusal(lambda: layer(StaticAllocation([0, 1, 1][: hvd.size()]))),
         "outside": refusal(lambda: layer("bsp")(torch.randn(4, 3))),
         "one-dimensional": refusal(lambda: layer("bsp")(torch.randn(4))),
-        "later": refusal(more_micro_batches),
+        "later": refusal(lambda: more_micro_batches(SometimesMore())),
         "nothing left": refusal(nothing_left),
         "evaluates": refusal(lambda: layer("bsp").eval()(torch.randn(4, 3))),
     }
