@@ -6,9 +6,10 @@ large one is weighted and summed where it is.
 
 Nothing leaves during the backward pass, though the transfer could hide behind it. A round of k micro-batches could
 hide no more than the last of k passes; rounds of one have other reducers, which do hide it (``LoadBalance.scale``
-beside DDP or Horovod's optimizer). Measured over Horovod in rounds of one micro-batch, two ranks with a core each: a
-step took 1.02 to 1.035 of one with overlap for 10, 100 and 400 tensors (80 to 120 ms), 0.99 in a convolutional network
-(150 ms), and 0.97 at 6 ms, where hooks cost more than they hide (medians of two launches of 20 pairs).
+beside DDP or Horovod's optimizer). In rounds of one micro-batch, two ranks with a core each, a step takes 1.00 to 1.01
+of stock Horovod's, which overlaps, in a convolutional network and 1.02 to 1.03 with 10 tensors
+(``benchmarks/results/overhead_torch_convolutional.md``, ``…_10_tensors.md``). Rounds of several lost nothing that shows
+(``speed_torch_half.md``).
 
 The table travels behind the gradients of the last bundle, so agreeing costs no separate collective. In a round that
 begins to train other parameters, ranks must agree on these before anything of another size leaves. So what is
