@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from hvd_hetero.checks import integer
 from hvd_hetero.errors import HeteroError
 from hvd_hetero.rounds import checksum
 
@@ -17,14 +17,18 @@ __all__ = ["Numbers", "averages"]
 Numbers: TypeAlias = npt.NDArray[np.float64]
 
 
-def averages(values: Any, samples: int, add_up: Callable[[Numbers], Numbers], ranks: int) -> Any:
+def averages(values: Any, samples: float, add_up: Callable[[Numbers], Numbers], ranks: int) -> Any:
     """Return ``sum_i n_i v_i / sum_i n_i`` for values v_i over n_i samples of rank i, one or several by name.
 
-    ``add_up`` sums over the ranks. Values over no samples stay out, NaN included.
+    ``add_up`` sums over the ranks. Values over no samples stay out, NaN included. n_i may be another weight: the number
+    of tokens that a value is a mean of.
     """
-    samples = integer(
-        "samples", samples, 0, way_out="give the number of samples that this rank has evaluated, 0 for none"
-    )
+    samples = float(samples)
+    if not 0.0 <= samples < math.inf:
+        raise ValueError(
+            f"samples must be finite and at least 0, got {samples}; give the number of samples, or tokens, that this "
+            "rank's values are means of, 0 for none"
+        )
     named = values if isinstance(values, Mapping) else {"": values}
     arrays = {name: np.asarray(named[name], dtype=np.float64) for name in sorted(named)}
     # Ranks with other names would add unrelated values. Their number or the checksum shows it.

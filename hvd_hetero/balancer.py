@@ -19,6 +19,8 @@ rank the accumulator is kept in units of the present micro-batch, ``A_j = A_{j-1
 frameworks accumulate g_j themselves, so nothing needs doing while the sizes are equal (``rescale == 1``), and one
 factor ``weight = n_last / X`` follows at the end, where n_last is the size of the last micro-batch that held samples.
 If the round used S samples instead of X, every rank multiplies the sum by ``X / S`` afterwards; S is in the table.
+Where the mean g_j is over w_j of something else, such as tokens, w_j takes the place of n_j, and Σ w the place of S;
+then X is the number of those that X samples hold by the last table, so that factors stay near 1.
 
 A rank that stopped early has done S_i of its x_i samples; nothing else changes. Under the rule of non-blocking SGD its
 gradient is further multiplied by the share that it did, S_i / x_i, and no rank multiplies by X / S.
@@ -28,6 +30,7 @@ from __future__ import annotations
 
 import enum
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -39,18 +42,23 @@ from hvd_hetero.checks import require_version
 from hvd_hetero.communication.wire import Signals
 from hvd_hetero.consistency import Agreement, WaysOut, require_finite
 from hvd_hetero.errors import HeteroError, RoundStateError
+from hvd_hetero.measurement.cost_meter import CostMeter
 from hvd_hetero.measurement.hindrances import HindranceMeter
 from hvd_hetero.measurement.readings import ResourceMeter
 from hvd_hetero.measurement.speed_meter import SpeedMeter
 from hvd_hetero.planner import Planner
 from hvd_hetero.policies.policy import Policy
-from hvd_hetero.rounds import FinishedRound, MicroBatch, RoundPlan, RoundReport, RoundTable
+from hvd_hetero.rounds import CostRule, FinishedRound, MicroBatch, RoundPlan, RoundReport, RoundTable
 
-__all__ = ["Balancer"]
+__all__ = ["WEIGHS_NOTHING", "Balancer"]
 
 logger = logging.getLogger(__name__)
 
-_STATE_VERSION = 5
+WEIGHS_NOTHING = (
+    "weight_of gave 0 for every batch of round {}, on all ranks, so there is no mean to take; give each round some "
+    "to learn from, by a larger global_batch or by leaving out samples that count for nothing"
+)
+_STATE_VERSION = 6
 
 
 class _State(enum.Enum):
@@ -100,6 +108,9 @@ class Balancer:
         self._clock = clock
         self._state = _State.AGREED
         self._work = MicroBatch(self.plan(), 0)
+        self._units = self._units_before = 0.0
+        """The weight of the latest micro-batch that had one, in units of which the gradient is gathered."""
+        self._weight_of_sample = 1.0
         self.weight = 0.0
         """The factor of the accumulated gradient, before it is summed over the ranks."""
         self._expected_s = self._transfer_s = float("nan")
@@ -121,6 +132,16 @@ class Balancer:
     def lead(self) -> int:
         """How many rounds ahead plans are fixed."""
         return self._planner.lead
+
+    def rule(self, ahead: int = 0) -> CostRule:
+        """Return what samples cost in the round that many rounds after the present one."""
+        return self._planner.rule(ahead)
+
+    def learn_costs(self) -> CostMeter:
+        """Learn from now on what samples cost by their lengths, and return what learns it."""
+        if self.meter.costs is None:
+            self.meter.costs = CostMeter()
+        return self.meter.costs
 
     def set_lead(self, rounds: int) -> None:
         """Fix plans this many rounds ahead. Before the first round only, and the same on every rank."""
@@ -187,6 +208,11 @@ class Balancer:
         """The factor for the gradient accumulated so far, before this micro-batch adds to it."""
         return self._rescale
 
+    @property
+    def planned_weight(self) -> float:
+        """What the round counts if it is done as planned; ``agree`` corrects it."""
+        return self._work.plan.total * self._weight_of_sample
+
     def expect_next(self) -> None:
         """Raise if the current micro-batch is not finished, so that no other can begin."""
         if self._state in (_State.COMPUTING, _State.SYNCHRONISING):
@@ -195,17 +221,27 @@ class Balancer:
     def begin(self, work: MicroBatch, input_s: float = 0.0) -> None:
         """Start computing a micro-batch, after ``input_s`` seconds of waiting for it."""
         self.expect_next()
-        self._rescale = self._work.samples / work.samples if self.micro_batches_so_far and work.samples else 1.0
+        self._units_before = self._units if self.micro_batches_so_far else 0.0
         self._work = work
-        if work.samples or not self.micro_batches_so_far:  # else the accumulator keeps its units, and nothing is added
-            self.weight = work.samples / work.plan.total
+        self._take_weight()
         self._state = _State.COMPUTING
         self.meter.begin(input_s)
+
+    def weigh(self, weight: float) -> None:
+        """Let the gradient of the current micro-batch count so much: where that is known only in its course."""
+        self._work = replace(self._work, weight=weight)
+        self._take_weight()
+
+    def _take_weight(self) -> None:
+        weight, before = self._work.counts, self._units_before
+        self._rescale = before / weight if before and weight else 1.0
+        self._units = weight or before  # nothing is added for a weight of 0, so the accumulator keeps its units
+        self.weight = self._units / self.planned_weight
 
     def pause(self) -> None:
         """End a micro-batch that is not the last of its round."""
         self._expect(_State.COMPUTING)
-        self.meter.done(self._work.samples)
+        self.meter.done(self._work.samples, self._work.counts, self._work.figures)
         self._state = _State.PAUSED
 
     def stop_early(self) -> bool:
@@ -241,11 +277,12 @@ class Balancer:
             raise HeteroError(
                 f"round {self.rounds}: rank {self.rank} has no memory for one sample; {self.ways_out.memory}"
             )
+        each = self.meter.work_of(self._work) / size or 1.0
         if again:
             self._reset_round()
         else:
             self._state = _State.PAUSED  # also of the first: the round goes on
-        return self.meter.failed(size, cramped=cramped)
+        return max(int(self.meter.failed(math.ceil(size * each), cramped=cramped) / each), 1)
 
     def report(
         self,
@@ -265,13 +302,15 @@ class Balancer:
         """
         self._expect(_State.COMPUTING)
         work = self._work
-        self.meter.done(work.samples)
+        self.meter.done(work.samples, work.counts, work.figures)
         self._state = _State.SYNCHRONISING
         if work.plan.ends == "first" and self.signals is not None and self._finishes:
             self.meter.catch_up()  # a rank that has only queued its work is not done
             self.signals.raise_signal(self.rounds)  # raising it again changes nothing
         # Fewer than planned, in a round that no rank ends early: the data of this rank have ended.
-        fewer = work.plan.ends == "all" and self.meter.round.samples < work.plan.samples[self.rank]
+        fewer = (
+            work.plan.ends == "all" and work.figures is None and self.meter.round.samples < work.plan.samples[self.rank]
+        )
         self.meter.learn(short=fewer or self._planner.is_short(work.plan))
         return RoundReport(
             fingerprint=work.plan.fingerprint(work.data ^ trained),
@@ -320,11 +359,15 @@ class Balancer:
         self._finishes = True
         self._tell(finished)
         self._agreed_at = now
-        planned, used = self._work.plan.total, table.total
+        planned, used = self.planned_weight, float(table.column("weight").sum())
         self.meter.end_round(now)
         self._know_fixed_cost()
         self._state = _State.AGREED
         self._rescale = 1.0
+        if self._work.weight is not None:
+            if not used:
+                raise ValueError(WEIGHS_NOTHING.format(finished.round))
+            self._weight_of_sample = used / finished.plan.total
         return planned / used if used and not self.policy.weighs_twice else 1.0
 
     # Rounds whose tables come late (``hvd_hetero.late_tables``).
@@ -332,7 +375,7 @@ class Balancer:
     def close_round(self) -> tuple[MicroBatch, bool]:
         """End the round at hand without a table; return its last micro-batch, and whether the round was a short one."""
         self._expect(_State.COMPUTING)
-        self.meter.done(self._work.samples)
+        self.meter.done(self._work.samples, self._work.counts, self._work.figures)
         short = self._planner.is_short(self._work.plan)
         self._planner.go_on()
         self._agreed_at = self._clock()
@@ -391,6 +434,7 @@ class Balancer:
         require_version(state, "the balance", _STATE_VERSION)
         self._planner.require_fitting(state)
         self.meter.load_state_dict(state["pace"])  # may refuse: then the plans are as they were
+        self._weight_of_sample = 1.0  # on all ranks alike
         self._planner.load_state_dict(state)
 
     # A change of membership, between two rounds.
@@ -411,6 +455,7 @@ class Balancer:
         all ranks' ``prospects``.
         """
         self._expect(_State.AGREED)
+        self._weight_of_sample = 1.0  # on all ranks alike
         if same_ranks and self._planner.fits(common):
             try:
                 self._planner.load_state_dict(common)

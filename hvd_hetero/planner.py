@@ -22,7 +22,7 @@ from hvd_hetero.measurement.anticipation import Anticipation
 from hvd_hetero.measurement.fixed_cost import FixedCosts
 from hvd_hetero.measurement.plausibility import Plausibility
 from hvd_hetero.policies.policy import Policy
-from hvd_hetero.rounds import FinishedRound, RoundPlan
+from hvd_hetero.rounds import LENGTHS, CostRule, FinishedRound, RoundPlan
 from hvd_hetero.telemetry.changes import log_change
 
 __all__ = ["Planner"]
@@ -46,6 +46,7 @@ class Planner:
         """Rounds agreed so far."""
         first = self._begins = policy.first(workers, self.global_batch)
         self._plans = deque([first])
+        self._rules = deque([LENGTHS])
         self.typical_size = first.typical_size
         self.anticipation = Anticipation() if policy.anticipates else None
         self.fixed_costs = FixedCosts(first.typical_size, workers) if policy.weighs_fixed_cost else None
@@ -68,6 +69,11 @@ class Planner:
                 "resize_batches the same prefetch)"
             )
         self._plans = deque([self._plans[0]] * (rounds + 1))
+        self._rules = deque([LENGTHS] * (rounds + 1))
+
+    def rule(self, ahead: int) -> CostRule:
+        """Return what samples cost in the round ``ahead`` rounds after the present one (or the next)."""
+        return self._rules[ahead]
 
     def plan(self, ahead: int = 0) -> RoundPlan:
         """Return the plan of the round ``ahead`` rounds after the present one (or the next, between rounds)."""
@@ -89,6 +95,8 @@ class Planner:
         """End the present round: the latest plan holds for one round more, unless a table changes it."""
         self._plans.append(self._plans[-1])
         self._plans.popleft()
+        self._rules.append(self._rules[-1])
+        self._rules.popleft()
         self.rounds += 1
 
     def revise(self, finished: FinishedRound, *, short: bool) -> None:
@@ -104,6 +112,7 @@ class Planner:
         if self._logs:
             log_change(self.rounds + self.lead, self._plans[-1], plan, believed.table)
         self._plans[-1] = plan
+        self._rules[-1] = CostRule.agreed(finished.table) or self._rules[-1]
         if self.anticipation is not None and finished.plan.ends == "first":
             self.anticipation.learn(finished)
 
@@ -115,6 +124,7 @@ class Planner:
         """
         plan = self.policy.renegotiate(self._plans[0], speeds).within(limits)
         self._plans = deque([plan] * len(self._plans))
+        self._rules = deque([CostRule(*state["rules"][-1])] * len(self._plans))
         self.rounds = state["rounds"]
         if self.fixed_costs is not None and state["costs"] is not None:
             self.fixed_costs.restore(state["costs"])
@@ -148,6 +158,7 @@ class Planner:
                 {"samples": p.samples, "micro_batches": p.micro_batches, "ends": p.ends, "local": p.local}
                 for p in self._plans
             ],
+            "rules": [list(rule) for rule in self._rules],
             "kept": self.policy.state_dict(),
             "expects": None if self.anticipation is None else self.anticipation.state(),
             "costs": None if self.fixed_costs is None else self.fixed_costs.state(),
@@ -164,6 +175,7 @@ class Planner:
         self._plans = deque(
             RoundPlan(tuple(p["samples"]), tuple(p["micro_batches"]), p["ends"], p["local"]) for p in state["plans"]
         )
+        self._rules = deque(CostRule(*rule) for rule in state["rules"])
         self.rounds = state["rounds"]
 
     def require_fitting(self, state: Mapping[str, Any]) -> None:

@@ -17,12 +17,13 @@ micro-batches of a rank differ in size by one sample at most.
 
 from __future__ import annotations
 
+import math
 import struct
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,12 +31,16 @@ import numpy.typing as npt
 from hvd_hetero.allocation.largest_remainder import proportional
 
 __all__ = [
+    "LENGTHS",
     "MAX_ROUND_SAMPLES",
+    "NO_SAMPLES",
+    "CostRule",
     "FinishedRound",
     "MicroBatch",
     "RoundPlan",
     "RoundReport",
     "RoundTable",
+    "SampleFigures",
     "checksum",
 ]
 
@@ -206,6 +211,56 @@ def _fixed(counts: tuple[int, ...]) -> npt.NDArray[np.int64]:
     return array
 
 
+class SampleFigures(NamedTuple):
+    """What the cost of samples of unequal lengths depends on. Figures of several micro-batches add up."""
+
+    number: float = 0.0
+    length: float = 0.0
+    """The sum of the lengths."""
+    square: float = 0.0
+    """The sum of their squares."""
+    padded: float = 0.0
+    """The number times the longest, as in a batch that is padded to it."""
+
+    @classmethod
+    def of(cls, lengths: npt.NDArray[np.float64]) -> SampleFigures:
+        """Return the figures of one micro-batch of samples of these lengths."""
+        if not len(lengths):
+            return cls()
+        return cls(len(lengths), float(lengths.sum()), float(lengths @ lengths), len(lengths) * float(lengths.max()))
+
+
+NO_SAMPLES = SampleFigures()
+
+
+class CostRule(NamedTuple):
+    """What samples cost by their lengths L: number + length L + square L², and what filling them up costs."""
+
+    number: float
+    length: float
+    square: float
+    padded: float
+
+    def of(self, figures: SampleFigures) -> float:
+        """Return the cost of samples with these figures."""
+        return sum(coefficient * figure for coefficient, figure in zip(self, figures, strict=True))
+
+    def scaled(self, factor: float) -> CostRule:
+        """Return the rule for another unit of cost."""
+        return CostRule(*(coefficient * factor for coefficient in self))
+
+    @classmethod
+    def agreed(cls, table: RoundTable) -> CostRule | None:
+        """Return the mean of what the ranks have measured, the same on every rank; None if none has measured it."""
+        columns = [table.figures(f"cost_{name}") for name in cls._fields]
+        ranks = sum(map(any, zip(*columns, strict=True)))
+        return cls(*(math.fsum(column) / ranks for column in columns)) if ranks else None
+
+
+LENGTHS = CostRule(0.0, 1.0, 0.0, 0.0)
+"""Before anything is measured, samples cost by their lengths."""
+
+
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
     """What this rank is about to do."""
@@ -222,6 +277,15 @@ class MicroBatch:
     """The number of its round, where the data side runs ahead."""
     contents: float = 0.0
     """One number for the samples that all ranks cut the round from; 0: not compared."""
+    weight: float | None = None
+    """What its mean gradient counts in the round's; None: its samples."""
+    figures: SampleFigures | None = None
+    """What its cost depends on; None: its samples alone."""
+
+    @property
+    def counts(self) -> float:
+        """What its mean gradient counts in the round's."""
+        return self.samples if self.weight is None else self.weight
 
 
 @dataclass(slots=True)  # one is made in every round, and freezing it took half of that time
@@ -271,7 +335,7 @@ class RoundReport:
     """The largest micro-batch that this rank's memory is known to allow; 0: none has failed."""
     timed_samples: float = 0.0
     """Samples that ``compute_s`` and ``input_s`` were measured on, which may belong to the round before; 0 if these
-    say nothing about the speed (a short round, or the very first)."""
+    say nothing about the speed (a short round, or the very first). Samples of unequal cost count as ``work`` does."""
     fixed_samples: float = 0.0
     """The fixed cost of a micro-batch, in samples that would take as long; 0: not known. The speed then refers to a
     micro-batch of the typical size (``RoundPlan.typical_size`` of the first plan)."""
@@ -302,6 +366,21 @@ class RoundReport:
     """Frequency of its core as a share of the highest; 0: not known."""
     sent_mb_s: float = 0.0
     """Megabytes per second that its host, or its container, sent; 0: not known."""
+    weight: float = 0.0
+    """What this rank's mean gradient counts in the round's: its samples, or what the user's function says."""
+    work: float = 0.0
+    """The samples of this round, each as many as it costs of a mean one; 0: all cost the same."""
+    cost_number: float = 0.0
+    """What a sample costs besides its length, as this rank has measured it, for a mean sample that costs 1; 0 in all
+    four: not known. This figure and the next three are coefficients of :class:`SampleFigures`."""
+    cost_length: float = 0.0
+    cost_square: float = 0.0
+    cost_padded: float = 0.0
+    padding: float = 0.0
+    """Share of the rank's work that went into filling batches up to their longest sample."""
+    by_number: float = 0.0
+    """Time of the round's latest rank with samples divided by number, as a multiple of what it is by cost, both as
+    forecast; 0: not divided by cost."""
 
     def vector(self, rank: int, workers: int, dtype: npt.DTypeLike = np.float64) -> npt.NDArray[Any]:
         """Return one rank's contribution to the table: n·K numbers, zero outside its own row."""
@@ -361,6 +440,12 @@ class RoundTable:
     def total(self) -> int:
         """Samples used in the round by all ranks together."""
         return int(self.column("samples").sum())
+
+    @property
+    def work(self) -> npt.NDArray[np.float64]:
+        """What each rank has done in the round, in samples of mean cost."""
+        work, samples = self.column("work"), self.column("samples")
+        return np.where(work > 0.0, work, samples)
 
     @property
     def transfer_s(self) -> float:

@@ -55,7 +55,7 @@ def weighted_gradients(tape: tf.GradientTape, loss: Any, variables: Sequence[Any
     return [None if g is None else next(reduced) for g in gradients]
 
 
-def average_by_samples(values: Any, samples: int) -> Any:
+def average_by_samples(values: Any, samples: float) -> Any:
     """Return ``sum_i n_i v_i / sum_i n_i`` over the ranks, where rank i has found the means v_i over its n_i samples.
 
     One collective, so call it on every rank, with a number or an array, or with a dict of the same names. A rank

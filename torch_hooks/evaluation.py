@@ -16,12 +16,14 @@ __all__ = ["average_by_samples"]
 Values = TypeVar("Values", float, torch.Tensor, Mapping[str, float | torch.Tensor])
 
 
-def average_by_samples(values: Values, samples: int, balance: LoadBalance | None = None) -> Values:
+def average_by_samples(values: Values, samples: float, balance: LoadBalance | None = None) -> Values:
     """Return ``sum_i n_i v_i / sum_i n_i`` over the ranks, with rank i's means v_i over its n_i samples.
 
     One collective, so call it on every rank, with values of the same names and shapes; a rank without samples gives
     ``samples=0``, and whatever values (a mean over nothing is NaN, and stays out). The result has the form that was
     given, and the same bits on every rank.
+
+    For means over something else, such as tokens, ``samples`` is the number of these.
 
     The sum travels by the wire of a ``LoadBalance`` without ``wire``. Give the ``balance`` of a training that
     has another one (``LoadBalance(wire=…)``).

@@ -111,7 +111,7 @@ class LoadBalance(Face):
         """
         return not self._session.balancer.between_updates
 
-    def scale(self, loss: torch.Tensor, *, weight: float | None = None) -> torch.Tensor:
+    def scale(self, loss: torch.Tensor, *, weight: Any = None, normalised: bool = False) -> torch.Tensor:
         """Return the loss of this batch, weighted so that a reducer of your own makes the exact gradient of the round.
 
             model = DistributedDataParallel(model)           # or fully_shard(model), or hvd.DistributedOptimizer
@@ -126,10 +126,12 @@ class LoadBalance(Face):
         "lb-bsp" and ``StaticAllocation``. It also notes when this rank has done its work, so call ``backward()`` of
         what it returns. Wrap the model before the loop.
 
-        ``weight`` is a factor in the place of n·b/B. Give 1 for a loss that is normalised over all ranks already, such
-        as the sum over this batch divided by the mean number of tokens per rank. It is then only timed.
+        ``weight``: what the loss is a mean of, if not of samples, such as the number of tokens, on each rank. Their sum
+        is then waited for; with ``weight_of`` of the loader it travels behind the forward pass. ``normalised``: the
+        loss is weighted already, such as the sum over this batch divided by the mean number of tokens per rank. It is
+        then only timed.
         """
-        return self._rounds_beside().scale(loss, weight)
+        return self._rounds_beside().scale(loss, weight, normalised=normalised)
 
     def _rounds_beside(self) -> Beside:
         beside = self._session.beside

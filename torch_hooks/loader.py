@@ -9,8 +9,9 @@ from torch.utils.data import Dataset, IterableDataset
 
 from hvd_hetero.checks import integer
 from hvd_hetero.data.cutter import Cutter
+from hvd_hetero.data.sample_costs import NO_COSTS, CostOf, SampleCosts
 from torch_hooks.data.contents import require_alike
-from torch_hooks.data.counting import Collate, Counter
+from torch_hooks.data.counting import Collate, Weights
 from torch_hooks.data.micro_batches import MicroBatches
 from torch_hooks.data.orders import order_of
 from torch_hooks.data.streams import ReadSamples
@@ -77,10 +78,19 @@ class BalancedLoader:
         shard. Plans take effect in the next round, also with worker processes, among which the dataset must share out
         its samples by ``get_worker_info()``, as in PyTorch. The contents of whole streams are not compared: random
         order must come from a seed that all ranks have. To resume, a stream is read again from its front.
-    samples_of
-        Needed where ``collate_fn`` leaves samples out, such as those that cannot be read: a function that says how many
-        samples a batch holds. Gradients are weighted by these, and what is left out counts as visited. Not for rounds
-        that end early ("non-blocking").
+    weight_of
+        A function of a batch that returns what its mean loss is over, if not its samples:
+        ``lambda batch: (batch["labels"] != -100).sum()``. The gradient is then the mean over these of all ranks and
+        micro-batches, as in one process. Needed, too, where ``collate_fn`` leaves samples out, such as those that
+        cannot be read. The loop's body does not run for a batch of weight 0; it does beside a reducer of your own,
+        where all batches of a round are read before its first one is used.
+    cost_of
+        What a sample costs, if samples cost unequally much: a number for each, or a function of a sample's index (of a
+        stream: of a sample), such as its length. A round's samples are then divided by what they cost instead of by
+        number. How time depends on these numbers is measured. For "lb-bsp", "bsp" and ``StaticAllocation``.
+    max_micro_batch_cost
+        The number of a micro-batch's samples times the greatest ``cost_of`` among them that memory allows. A rank's
+        share is cut into as many micro-batches as that needs, with samples of similar cost put together.
     collate_fn, num_workers, prefetch_factor, loader_options
         As in ``DataLoader``. Of a stream, worker processes read samples and the main process collates them.
     """
@@ -100,7 +110,9 @@ class BalancedLoader:
         micro_batches: int | None = None,
         stream: Literal["whole", "shard"] | None = None,
         rounds_per_epoch: int | None = None,
-        samples_of: Callable[[Any], int] | None = None,
+        weight_of: Callable[[Any], float] | None = None,
+        cost_of: CostOf | None = None,
+        max_micro_batch_cost: float | None = None,
         num_workers: int = 0,
         prefetch_factor: int | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
@@ -115,11 +127,10 @@ class BalancedLoader:
                 f"BalancedLoader does not take {', '.join(refused)}: the plan decides which samples form a batch; set "
                 "LoadBalance(global_batch=…), shuffle, seed and sampler instead"
             )
-        if samples_of is not None and session.balancer.plan().ends == "first":
+        if weight_of is not None and not session.weighs:
             raise ValueError(
-                f"samples_of does not go with policy {balance.policy.name!r}, which tells by the number of samples "
-                "done where a rank has stopped; let the dataset return another sample in the place of one that it "
-                "cannot read, or use policy='lb-bsp'"
+                f"weight_of does not go with policy {balance.policy.name!r} and this sync, which do not average "
+                "gradients by their weights alone; leave it out, or use policy='lb-bsp' and sync='allreduce'"
             )
         self._streams = isinstance(dataset, IterableDataset)
         loader_options |= {
@@ -152,18 +163,26 @@ class BalancedLoader:
         self.stop_at = stop_at
         self.dataset = dataset
         """The dataset, as given."""
+        if cost_of is not None:
+            size = None if self._streams else len(dataset)  # type: ignore[arg-type]  # maps have a length
+            fit = session.balancer.learn_costs()
+            order.costs = SampleCosts.of(
+                cost_of, session.policy, fit, size, max_micro_batch_cost, shared=stream != "shard"
+            )
+        elif max_micro_batch_cost is not None:
+            raise ValueError(NO_COSTS)
         self._cutter = Cutter(order, session.balancer, least)
         if self._asks_in_step:
             self._cutter.keep_in_step(self._in_step)  # it decides how many rounds there are
         self._compares = check_data and not self._streams
         self._rounds_per_epoch = rounds_per_epoch
-        self._count = Counter(samples_of, own_collate=collate_fn is not None)
+        self._weigh = Weights(weight_of, own_collate=collate_fn is not None)
         self._micro_batches = MicroBatches(
             session,
             self._cutter,
             ReadSamples() if self._streams else dataset,
-            Collate(collate_fn, counted=samples_of is not None),
-            self._count,
+            Collate(collate_fn, counted=weight_of is not None),
+            self._weigh,
             **of_batches,
         )
 
@@ -264,11 +283,8 @@ class BalancedLoader:
                     "out, and give max_micro_batch to the policy"
                 )
             return
-        if self._count.told:
-            raise ValueError(
-                "samples_of needs DistributedOptimizer, which weights gradients by the samples that all ranks have "
-                "used; wrap the optimizer, or let the dataset return another sample in the place of one left out"
-            )
+        if self._weigh.given:
+            self._micro_batches.reads_rounds = True  # what all ranks count is known only when all batches are
         self._cutter.keep_in_step(self._in_step)
 
     def _stops(self) -> bool:

@@ -122,6 +122,11 @@ class TorchSession:
         other._leader = weakref.ref(self)
         self._others.append(other)
 
+    @property
+    def weighs(self) -> bool:
+        """Whether each gradient of a round counts by its weight in the sum over all ranks, and by nothing else."""
+        return self.mixing is None and not (self.policy.weighs_twice or self.balancer.plan().local)
+
     def trains_here(self) -> None:
         """Training goes on in the thread that calls: that is the one to look at if it does not."""
         for each in (self, *self._others):
@@ -138,6 +143,11 @@ class TorchSession:
         self.optimizer.begin_micro_batch()
         for other in self._others:
             other.begin(work)
+
+    def announce(self, weight: float) -> None:
+        """Before a round begins: say what this rank's batches of it count together."""
+        assert self.beside is not None, "else the weights travel with the gradients"
+        self.beside.announce(weight)
 
     def require_reducer(self) -> None:
         """Before a batch: if no optimizer is ours, gradients are reduced by what the user has."""

@@ -109,7 +109,7 @@ class Balanced:
             num_items_in_batch = None
         loss, outputs = compute(model, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch, **more)
         if trains:
-            loss = self.balance.scale(loss, weight=None if num_items_in_batch is None else 1.0)
+            loss = self.balance.scale(loss, normalised=num_items_in_batch is not None)
         return (loss, outputs) if return_outputs else loss
 
     def _is_normalised(self, model: Any, inputs: Any, items: Any) -> bool:

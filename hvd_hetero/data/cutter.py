@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from hvd_hetero.data.sample_order import Cut, EpochEnd, Part, SampleOrder
 from hvd_hetero.policies.policy import Policy
-from hvd_hetero.rounds import MicroBatch, RoundPlan, RoundTable
+from hvd_hetero.rounds import CostRule, MicroBatch, RoundPlan, RoundTable
 
 __all__ = ["Cutter", "Plans"]
 
@@ -41,6 +41,9 @@ class Plans(Protocol):
     @property
     def lead(self) -> int:
         """How many rounds ahead plans are fixed."""
+
+    def rule(self, ahead: int = 0) -> CostRule:
+        """Return what samples cost in that round."""
 
     def plan(self, ahead: int = 0) -> RoundPlan:
         """Return the plan of the round that many rounds after the present one (between rounds: the next one)."""
@@ -112,6 +115,8 @@ class Cutter:
     def cut(self) -> Cut:
         """Cut the next round by its plan."""
         number = self._plans.rounds + self.ahead
+        if self.order.costs is not None:
+            self.order.costs.rule = self._plans.rule(self.ahead)
         return replace(self.order.take(self._plans.plan(self.ahead), self._plans.rank), round=number)
 
     def micro_batches(self) -> Iterator[tuple[MicroBatch, Part]]:

@@ -39,7 +39,7 @@ class Parts:
             part = part[:size]
         self._part = part
         last = self._work.last and not self._waiting
-        return replace(self._work, samples=len(part), last=last), part
+        return replace(self._work, samples=len(part), last=last, figures=None), part
 
     def again(self, most: int) -> None:
         """Hand out the part just taken once more, in smaller ones: it did not fit either."""

@@ -134,9 +134,7 @@ class SharedPermutation(SampleOrder):
             exhausted = self.cursor == len(self._order)
         self._open.append(_Taken(self._next, indices, plan, exhausted))
         self._next += 1
-        begin = plan.start(rank)
-        mine = indices[begin : begin + plan.samples[rank]]
-        return Cut(plan, rank, mine, self.epoch, fingerprint, contents=self.contents(indices))
+        return self._cut(plan, rank, indices, fingerprint)
 
     def finish(self, done: Sequence[float], ended: Sequence[float] = ()) -> None:
         """Note what the oldest round in flight left undone; it comes back when it is due."""

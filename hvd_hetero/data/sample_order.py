@@ -5,15 +5,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from hvd_hetero.data.same_data import contents_of
+from hvd_hetero.data.sample_costs import SampleCosts
 from hvd_hetero.policies.policy import Policy
-from hvd_hetero.rounds import MicroBatch, RoundPlan
+from hvd_hetero.rounds import MicroBatch, RoundPlan, SampleFigures
 
 __all__ = ["Cut", "EpochEnd", "Part", "SampleOrder", "undone"]
 
@@ -37,6 +38,10 @@ class Cut:
     """The number of the round, counted from the rounds agreed when it was cut."""
     contents: float = 0.0
     """One number for the samples of all ranks in this round; 0: not compared."""
+    sizes: tuple[int, ...] | None = None
+    """The samples of each micro-batch; None: as the plan has it."""
+    figures: tuple[SampleFigures, ...] = ()
+    """What each micro-batch's cost depends on, where that is not the number of samples."""
 
     @property
     def samples(self) -> int:
@@ -52,6 +57,10 @@ class Cut:
 
         No micro-batch holds more than ``most`` samples, whatever the plan says (0: as it says).
         """
+        if self.sizes is not None:
+            each = zip(self.sizes, self.figures, strict=True)
+            works = [replace(self.micro_batch(size, last=False), figures=figures) for size, figures in each]
+            return [*works[:-1], replace(works[-1], last=True)]
         sizes = self.plan.sizes(self.rank, self.samples) or (0,)
         if 0 < most < max(sizes):
             count = -(-self.samples // most)
@@ -111,6 +120,8 @@ class SampleOrder(ABC):
     """How the last rounds of an epoch are planned."""
     survives_resets: ClassVar[bool] = True
     """True: other ranks can go on where these have stopped in an epoch."""
+    costs: SampleCosts | None = None
+    """What samples cost; None: all cost the same."""
     marks: Callable[[Part], npt.ArrayLike] | None = None
     """A function from samples to a row of numbers for each, by which ranks compare what they cut; None: they do not."""
     _open: deque[Any]
@@ -144,6 +155,20 @@ class SampleOrder(ABC):
 
         The table shows what each rank has done of its samples, and which ranks' data have ended.
         """
+
+    def _cut(self, plan: RoundPlan, rank: int, samples: Part, fingerprint: int) -> Cut:
+        """Return a rank's part of a round's samples, which are the same on all ranks."""
+        contents = self.contents(samples)
+        if self.costs is None:
+            begin = plan.start(rank)
+            mine = samples[begin : begin + plan.samples[rank]]
+            return Cut(plan, rank, mine, self.epoch, fingerprint, contents=contents)
+        shared = self.costs.share_out(plan, rank, samples, self.end.in_step)
+        mine = [samples[place] for place in shared.places] if isinstance(samples, list) else samples[shared.places]
+        fingerprint ^= shared.checksum
+        return Cut(
+            plan, rank, mine, self.epoch, fingerprint, contents=contents, sizes=shared.sizes, figures=shared.figures
+        )
 
     def contents(self, samples: Part) -> float:
         """Return one number for these samples in this order; 0 if ranks do not compare them."""

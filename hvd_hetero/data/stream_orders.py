@@ -99,10 +99,7 @@ class SharedStream(SampleOrder):
         self._open.append((plan, part))
         follow = min(self._await(self._least), self._least)
         here = np.array([self.epoch, self._taken, follow, self._readers], dtype="<i8")
-        begin = plan.start(rank)
-        mine = [sample for _, sample in part[begin : begin + plan.samples[rank]]]
-        contents = self.contents([sample for _, sample in part])
-        return Cut(plan, rank, mine, self.epoch, zlib.crc32(here.tobytes()) ^ self._seeds, contents=contents)
+        return self._cut(plan, rank, [sample for _, sample in part], zlib.crc32(here.tobytes()) ^ self._seeds)
 
     def finish(self, done: Sequence[float], ended: Sequence[float] = ()) -> None:
         """Put back what the round left undone, before new samples are read."""

@@ -89,7 +89,7 @@ class FixedCosts:
         late = table.column("lap_s") != 0.0  # a device, whose times belong to the round before
         samples, cuts = table.column("timed_samples"), table.column("micro_batches")
         if short:
-            samples = np.where(late, 0.0, table.column("samples"))
+            samples = np.where(late, 0.0, table.work)
         each, self._cuts = np.where(late, self._cuts, cuts), cuts
         self._begin_again(np.stack([table.column("cpu"), table.column("memory")]))
         busy_s = table.busy_s

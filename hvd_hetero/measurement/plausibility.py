@@ -75,7 +75,7 @@ class Plausibility:
         return table.replaced("samples_per_s", np.where(self._doubted, math.nan, told))
 
     def _measure(self, table: RoundTable) -> None:
-        work, busy_s, fixed = table.column("samples"), table.busy_s, table.column("fixed_samples")
+        work, busy_s, fixed = table.work, table.busy_s, table.column("fixed_samples")
         if np.count_nonzero(fixed):
             work = (work + table.column("micro_batches") * fixed) / (1.0 + fixed / self._typical_size)
         measured = (work > 0.0) & (busy_s > _LEAST_S) & (busy_s < math.inf)

@@ -18,14 +18,17 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import add
 from typing import TYPE_CHECKING, Any
 
+from hvd_hetero.measurement.cost_meter import CostMeter
 from hvd_hetero.measurement.fixed_cost import Pace
 from hvd_hetero.measurement.hindrances import HindranceMeter, Hindrances
 from hvd_hetero.measurement.memory_limits import limit_after
 from hvd_hetero.measurement.readings import ResourceMeter
 from hvd_hetero.measurement.stopwatch import Stopwatch
 from hvd_hetero.prediction.base import Predictor
+from hvd_hetero.rounds import NO_SAMPLES, MicroBatch, SampleFigures
 
 if TYPE_CHECKING:
     from hvd_hetero.measurement.device_profile import DeviceProfile
@@ -47,6 +50,8 @@ _SHORT_S = 0.01
 @dataclass(slots=True)
 class _Round:
     samples: int = 0
+    weight: float = 0.0
+    figures: SampleFigures = NO_SAMPLES
     micro_batches: int = 0
     compute_s: float = 0.0
     input_s: float = 0.0
@@ -78,6 +83,8 @@ class SpeedMeter:
         self._hindered = {} if hindrances is None else Hindrances().row()
         self.predictor, self.profile = predictor, profile
         self.pace = Pace(typical_size) if weighs_fixed_cost else None
+        self.costs: CostMeter | None = None
+        """What samples of unequal lengths cost; None: as many as they are."""
         self.stopwatch: Stopwatch | None = None
         self.rests = True
         """True: `rest` is called while others compute."""
@@ -130,7 +137,7 @@ class SpeedMeter:
             self.once_s = self._apply_s + self.round.input_s
             self._round_held_s = 0.0
 
-    def done(self, samples: int) -> None:
+    def done(self, samples: int, weight: float | None = None, figures: SampleFigures | None = None) -> None:
         """Note that the micro-batch is computed; a second call changes nothing."""
         if not self._running:
             return
@@ -140,6 +147,9 @@ class SpeedMeter:
         self.round.compute_s += self.done_at - self._began_at - self._held_s
         self._round_held_s += self._held_s
         self.round.samples += samples
+        self.round.weight += samples if weight is None else weight
+        if figures is not None:
+            self.round.figures = SampleFigures(*map(add, self.round.figures, figures))
         self.round.micro_batches += 1 if samples else 0
         if self.stopwatch is not None:
             self.stopwatch.stop()
@@ -224,8 +234,10 @@ class SpeedMeter:
             self.expected()  # what a predictor computes once for a forecast is ready before the row has to leave
 
     def _learn(self, known: _Round) -> None:
-        count = known.planned or known.micro_batches
-        size, seconds = known.samples / count, (known.compute_s + known.input_s) / count
+        count, seconds = known.planned or known.micro_batches, known.compute_s + known.input_s
+        if self.costs is not None:
+            self.costs.learn(known.figures, known.micro_batches, seconds)
+        size, seconds = self.work_of(known) / count, seconds / count
         speed = size / seconds
         if self.pace is not None:
             self.pace.size = size
@@ -233,6 +245,15 @@ class SpeedMeter:
         self.predictor.update(speed, cpu=self.cpu, memory=self.memory)
         if self.profile is not None:
             self.profile.observe(round(size), seconds)
+
+    def work_of(self, known: _Round | MicroBatch) -> float:
+        """Return samples, each as many as it costs of a mean one."""
+        return known.samples if self.costs is None or known.figures is None else self.costs.rule.of(known.figures)
+
+    def most_of(self, work: MicroBatch) -> int:
+        """Return how many of a micro-batch's samples fit in memory, if they are too many; else 0."""
+        whole = self.work_of(work)
+        return max(int(self.limit / whole * work.samples), 1) if 0 < self.limit < whole else 0
 
     def expected(self) -> float:
         """Return the speed that the rank predicts now, with a typical micro-batch; NaN: nothing was measured."""
@@ -257,10 +278,22 @@ class SpeedMeter:
             "intercept_s": 0.0 if gamma is None else gamma.intercept_s,
             "saturation": 0.0 if gamma is None else gamma.saturation,
             "limit": self.limit,
-            "timed_samples": known.samples / known.rounds if known.teaches else 0,
+            "timed_samples": self.work_of(known) / known.rounds if known.teaches else 0,
             "once_s": self.once_s if self.stopwatch is None and self.round.micro_batches else 0.0,
             "fixed_samples": 0.0 if self.pace is None else self.pace.samples,
+            "weight": self.round.weight / self.round.rounds,
             **self._hindered,
+            **({} if self.costs is None else self._costs_row(self.costs)),
+        }
+
+    def _costs_row(self, costs: CostMeter) -> dict[str, float]:
+        figures, rule = self.round.figures, costs.rule
+        work = rule.of(figures)
+        return {
+            "work": work / self.round.rounds,
+            "padding": rule.padded * (figures.padded - figures.length) / work if work else 0.0,
+            "by_number": costs.by_number,
+            **{f"cost_{name}": of for name, of in rule._asdict().items() if costs.learned},
         }
 
     def rest(self) -> None:
@@ -313,6 +346,8 @@ class SpeedMeter:
             state["profile"] = self.profile.state_dict()
         if self.pace is not None:
             state["pace"] = self.pace.state()
+        if self.costs is not None:
+            state["costs"] = self.costs.state()
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -324,6 +359,8 @@ class SpeedMeter:
             self.profile.load_state_dict(state["profile"])
         if self.pace is not None and "pace" in state:
             self.pace.restore(state["pace"])
+        if self.costs is not None and "costs" in state:
+            self.costs.restore(state["costs"])
 
     def _drivers(self) -> tuple[float, float]:
         if self._readings is None:

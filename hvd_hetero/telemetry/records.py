@@ -15,7 +15,18 @@ import numpy as np
 
 from hvd_hetero.rounds import FinishedRound, RoundTable
 
-__all__ = ["COUNTS", "FIGURES", "HINDRANCES", "SCHEMA", "SOMETIMES", "VERSION", "Listener", "Record", "Recorder"]
+__all__ = [
+    "COSTS",
+    "COUNTS",
+    "FIGURES",
+    "HINDRANCES",
+    "SCHEMA",
+    "SOMETIMES",
+    "VERSION",
+    "Listener",
+    "Record",
+    "Recorder",
+]
 
 SCHEMA = "hvd-hetero/telemetry"
 VERSION = 1
@@ -26,9 +37,11 @@ _LATE = ("compute_s", "input_s")
 FIGURES = (*_LATE, "samples_per_s", "cpu", "memory")
 # Written only in rounds in which some rank has them, to keep other lines short; 0 for a rank that has none.
 HINDRANCES = ("throttled", "quota_cores", "contended", "stolen", "stalled", "faults_per_s", "collecting")
+COSTS = ("work", "cost_number", "cost_length", "cost_square", "cost_padded", "padding", "by_number")
 SOMETIMES = (
     *("once_s", "fixed_samples", "limit", "slope_s", "intercept_s", "saturation"),
     *(*HINDRANCES, "clock", "sent_mb_s"),
+    *COSTS,
 )
 
 _MANY = 64  # ranks, from which on figures are taken all at once (arbitrary: there, both ways take about the same time)

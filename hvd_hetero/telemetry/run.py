@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hvd_hetero.telemetry.reader import read_lines
-from hvd_hetero.telemetry.records import COUNTS, FIGURES, HINDRANCES, SCHEMA, SOMETIMES, VERSION
+from hvd_hetero.telemetry.records import COSTS, COUNTS, FIGURES, HINDRANCES, SCHEMA, SOMETIMES, VERSION
 from hvd_hetero.telemetry.recoveries import Recovery
 
 __all__ = ["Run", "read_run"]
@@ -64,6 +64,20 @@ class Run:
     """Frequency of its core as a share of the highest; 0: not known."""
     sent_mb_s: npt.NDArray[np.float64]
     """Megabytes per second that its host, or its container, sent to others; 0: not known, or nothing."""
+    work: npt.NDArray[np.float64]
+    """Samples, each as many as it costs of a mean one; 0: all cost the same. The figures that follow are 0, too."""
+    cost_number: npt.NDArray[np.float64]
+    """What a sample costs besides its length, for a mean sample that costs 1."""
+    cost_length: npt.NDArray[np.float64]
+    """What it costs for each unit of its length."""
+    cost_square: npt.NDArray[np.float64]
+    """What it costs for each unit of its length's square."""
+    cost_padded: npt.NDArray[np.float64]
+    """What a batch costs for each unit of its samples' number times its longest."""
+    padding: npt.NDArray[np.float64]
+    """Share of the rank's work that went into filling batches up to their longest sample."""
+    by_number: npt.NDArray[np.float64]
+    """Time of the latest rank with samples divided by number, over what it is by cost."""
     every: int = 1
     """The interval of the recorded rounds (``Telemetry(every=…)``)."""
     first_round: int = 0
@@ -110,7 +124,7 @@ _PER_RANK: dict[str, type] = {
     **dict.fromkeys(("plan", *COUNTS), np.int64),
     **dict.fromkeys((*FIGURES, "wait_s", "once_s", "fixed_samples"), np.float64),
     "limit": np.int64,
-    **dict.fromkeys(("slope_s", "intercept_s", "saturation", *HINDRANCES, "clock", "sent_mb_s"), np.float64),
+    **dict.fromkeys(("slope_s", "intercept_s", "saturation", *HINDRANCES, "clock", "sent_mb_s", *COSTS), np.float64),
 }
 
 

@@ -141,7 +141,7 @@ def test_samples_that_collate_fn_leaves_out_weigh_nothing(ranks, case):
 def test_who_leaves_samples_out_must_say_so_and_may_not_where_rounds_end_early(ranks):
     for rank in ranks:
         early, silent = rank["samples_left_out_by_collate_fn"]["refused"]
-        assert re.match("ValueError: samples_of does not go with policy 'non-blocking'.*use policy='lb-bsp'", early)
+        assert re.match("ValueError: weight_of .*'non-blocking'.*use policy='lb-bsp'", early)
         assert re.match("ValueError: collate_fn must use all samples that it is given", silent)
 
 
@@ -187,7 +187,7 @@ def test_batch_norm_refuses_policies_whose_ranks_do_unequal_micro_batches(either
             "no balance",
             r"TypeError: balance must be .*got None; write SyncBatchNorm.convert_sync_batchnorm\(model, bal",
         ),
-        ("nothing left", "ValueError: what samples_of returns must be at least 1 with SyncBatchNorm.*got 0 of "),
+        ("nothing left", "ValueError: weight_of must be positive with SyncBatchNorm.*GroupNorm"),
         ("evaluates", "nothing was refused"),
     ],
 )

@@ -20,11 +20,21 @@ FOUR = {"4 ranks of torch.distributed": (4, "torch.distributed")}
 ANY = [
     "momentum", "adamw", "clipped", "frozen", "static", "bsp", "lb-bsp", "loader with a worker",
 ]  # fmt: skip
-SEVERAL = ["k = 3", "k = 3, reduced each time", "max_micro_batch"]
+TOKENS = ["tokens", "tokens, k = 3", "tokens told to scale", "lengths"]
+SEVERAL = ["k = 3", "k = 3, reduced each time", "max_micro_batch", "lengths, k = 2 at least"]
 EXACT = {
-    "ddp": [*ANY, *SEVERAL, "decay in the loss", "penalty", "find_unused_parameters", "static_graph", "scaler"],
-    "fsdp": [*ANY, *SEVERAL, "kept whole"],
-    "horovod": [*ANY, "decay in the loss", "penalty", "k = 3", "sums"],
+    "ddp": [
+        *ANY,
+        *SEVERAL,
+        *TOKENS,
+        "decay in the loss",
+        "penalty",
+        "find_unused_parameters",
+        "static_graph",
+        "scaler",
+    ],
+    "fsdp": [*ANY, *SEVERAL, *TOKENS, "kept whole"],
+    "horovod": [*ANY, *TOKENS, "decay in the loss", "penalty", "k = 3", "sums"],
 }
 
 
@@ -53,6 +63,9 @@ OF_THREE = {
     "fsdp": ["momentum", "k = 3"],
     "horovod": ["momentum", "static", "sums"],
 }
+for kind in ("ddp", "horovod"):
+    OF_THREE[kind] += ["tokens", "lengths"]
+OWN = {"own": ["tokens", "tokens, max_micro_batch", "lengths", "lengths, in micro-batches", "lengths of a stream"]}
 
 
 def cases(table, *kinds):
@@ -80,6 +93,18 @@ def test_horovods_own_optimizer_trains_as_one_process_does(ranks, case):
 @of("horovod", ranks=3)
 @cases(OF_THREE, "horovod")
 def test_three_ranks_of_horovods_own_optimizer_train_as_one_process_does(ranks, case):
+    require_exact(ranks[0][case])
+
+
+@of("ddp", "horovod", ranks=2)
+@cases(OWN, "own")
+def test_unequal_samples_train_as_one_process_does(ranks, case):
+    require_exact(ranks[0][case])
+
+
+@of("ddp", ranks=3)
+@cases(OWN, "own")
+def test_unequal_samples_of_three_ranks_train_as_one_process_does(ranks, case):
     require_exact(ranks[0][case])
 
 
@@ -218,6 +243,9 @@ def test_a_sharded_model_does_not_go_into_one_file(ranks):
         ("policy", "ValueError: policy 'non-blocking' needs a reducer of this package.*optimizer = DistributedOptim"),
         ("no data", "ValueError: policy 'static' needs a reducer of this package"),
         ("wrapped too late", "ValueError: balance has begun beside a reducer of your own"),
+        ("weighs nothing", r"ValueError: weight_of gave 0.*round 3\b"),
+        ("negative weight", "ValueError: weight must be.*-1"),
+        ("two weights", "ValueError: weight of scale.*weight_of"),
         ("weighted twice", "RoundStateError: scale.. beside a DistributedOptimizer"),
     ],
 )

@@ -219,6 +219,33 @@ def test_weights_and_rescaling_give_the_mean_over_all_samples():
     assert total == pytest.approx(samples.mean(), rel=1e-14)
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_gradients_count_by_their_weights(late):
+    """Means over w_ij of something, 0 on a micro-batch and on a rank: their mean over all, in every round."""
+    plan = RoundPlan((6, 2, 2), (3, 1, 1))
+    balancers = [Balancer(BSP(), rank, 3, 10, clock=Clock()) for rank in range(3)]
+    rng = np.random.default_rng(3)
+    for _ in range(4):
+        weights = [[*(0.0, 40.0, 7.5)], [float(rng.integers(1, 300))], [0.0]]
+        gradients = [rng.normal(size=len(of)) for of in weights]
+        vectors, gathered = [], 0.0
+        for balancer, of, own in zip(balancers, weights, gradients, strict=True):
+            accumulated = 0.0
+            for i, (weight, gradient) in enumerate(zip(of, own, strict=True), start=1):
+                told = None if late else weight
+                balancer.begin(MicroBatch(plan, 2, i == len(of), weight=told))
+                if late:
+                    balancer.weigh(weight)
+                accumulated = accumulated * balancer.rescale + (gradient if weight else 0.0)
+                if i < len(of):
+                    balancer.pause()
+            vectors.append(balancer.report())
+            gathered += accumulated * balancer.weight
+        corrections = [balancer.agree(sum(vectors)) for balancer in balancers]
+        expected = sum(map(np.dot, weights, gradients)) / sum(map(sum, weights))
+        assert [gathered * correction for correction in corrections] == [pytest.approx(expected, rel=1e-13)] * 3
+
+
 def test_samples_off_the_plan_are_corrected_by_what_was_really_used():
     job = Job(BSP(), [100.0, 100.0], 100)
     assert job.round(used={0: 25}) == [pytest.approx(100 / 75)] * 2

@@ -10,7 +10,7 @@ import pytest
 from hvd_hetero.errors import RoundStateError
 from hvd_hetero.planner import Planner
 from hvd_hetero.policies import BSP, LBBSP, NonBlocking
-from hvd_hetero.rounds import FinishedRound, RoundReport, RoundTable
+from hvd_hetero.rounds import LENGTHS, FinishedRound, RoundReport, RoundTable
 
 
 def table(plan, speeds, **figures):
@@ -50,7 +50,7 @@ def test_a_limit_in_the_table_cuts_micro_batches_of_every_later_plan():
 def test_renegotiated_plans_fill_the_whole_lead_and_keep_to_limits():
     planner = Planner(LBBSP(), 2, 80)
     planner.set_lead(2)
-    planner.renegotiate({"rounds": 17, "costs": None}, [300.0, 100.0], [25, 0])
+    planner.renegotiate({"rounds": 17, "costs": None, "rules": [LENGTHS]}, [300.0, 100.0], [25, 0])
     assert planner.rounds == 17
     assert {(planner.plan(a).samples, planner.plan(a).micro_batches) for a in range(3)} == {((60, 20), (3, 1))}
 

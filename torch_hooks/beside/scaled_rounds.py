@@ -6,7 +6,9 @@ counts n b_ij / B, so a reducer that takes the mean of the ranks makes
     (1 / n) sum_i sum_j (n b_ij / B) dL_ij = d (1 / B) sum_ij b_ij L_ij,
 
 the gradient of one process. A reducer that sums needs b_ij / B. A term that does not depend on the batch, as weight
-decay in the loss, keeps its weight, for the weights of all ranks average to 1.
+decay in the loss, keeps its weight, for the weights of all ranks average to 1. Where the loss is a mean over w_ij of
+something else, such as tokens, w_ij / W takes the place of b_ij / B. W, the sum over all ranks, is known when all have
+drawn the batches of the round: it travels behind the forward pass, and ``scale`` waits for it.
 
 **The time** of a micro-batch, and what happens when:
 
@@ -35,7 +37,7 @@ import numpy as np
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from hvd_hetero.balancer import Balancer
+from hvd_hetero.balancer import WEIGHS_NOTHING, Balancer
 from hvd_hetero.communication.wire import Handle
 from hvd_hetero.consistency import WaysOut, settings_of
 from hvd_hetero.errors import RoundStateError
@@ -93,6 +95,11 @@ _CLOSURE = (
     "alone how often it does"
 )
 
+_OWN_WEIGHT = (
+    "weight of scale() is for rounds of one batch on each rank, from a loader without weight_of; give the loader "
+    "weight_of=…, which tells all batches of a round before the first is used"
+)
+
 _LOOKED_AT = 2**13  # numbers of a gradient
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -121,6 +128,9 @@ class Beside:
         self._prefix = prefix
         self._reducer = reducer
         self._tables = LateTables(balancer)
+        self._weights: tuple[Handle, Any] | None = None
+        self._total = math.nan
+        """What all batches of the round count, on all ranks, if not their samples."""
         self._call: tuple[Handle, Any] | None = None
         self._device = torch.device("cpu")
         self._times = DeviceTimes(balancer.policy.name, meter, needed=goes_by_time)
@@ -148,6 +158,11 @@ class Beside:
             del _here.beside
 
     # What the loader asks.
+
+    def announce(self, weight: float) -> None:
+        """Before a round begins: tell all ranks what this one's batches of it count together."""
+        total = torch.tensor([weight], dtype=torch.float64)
+        self._weights = self._wire.start_sum(total, f"{self._prefix}.weight"), total
 
     def begin(self, work: MicroBatch, input_s: float) -> None:
         """Begin a batch, which is drawn."""
@@ -188,15 +203,18 @@ class Beside:
         if self._balancer.in_round:
             self._balancer.abandon()
             self._tables.forget()
-            self._gathered = None
+            self._gathered = self._weights = None
 
     # What the body of the loop asks.
 
-    def scale(self, loss: torch.Tensor, weight: float | None = None) -> torch.Tensor:
-        """Return the loss times its share of the round, or times ``weight``."""
-        share = self._share_of(loss)
+    def scale(self, loss: torch.Tensor, weight: Any = None, *, normalised: bool = False) -> torch.Tensor:
+        """Return the loss times its share of the round; as it is, if ``normalised``."""
+        share = self._share_of(loss, weight)
         # In half precision, the weights of all ranks would not sum to what they should.
-        scaled = (loss.float() if loss.dtype in _HALF else loss) * (share if weight is None else weight)
+        scaled = loss.float() if loss.dtype in _HALF else loss
+        if not share:
+            scaled = torch.nan_to_num(scaled)  # the mean over nothing
+        scaled = scaled * (1.0 if normalised else share)
         scaled.register_hook(self._backward_begins)  # type: ignore[no-untyped-call]
         return scaled
 
@@ -212,8 +230,8 @@ class Beside:
 
         loss.register_hook(begins)  # type: ignore[no-untyped-call]
 
-    def _share_of(self, loss: torch.Tensor) -> float:
-        """Return the weight of this batch's loss, which is about to be propagated."""
+    def _share_of(self, loss: torch.Tensor, own: Any = None) -> float:
+        """Return the share of this batch's loss, which is about to be propagated, in the round; ``own``: its weight."""
         if not isinstance(loss, torch.Tensor):
             raise TypeError(f"loss must be a tensor, got {type(loss).__name__}; give what the loss function returns")
         if loss.numel() != 1:
@@ -232,8 +250,7 @@ class Beside:
             raise RoundStateError(_TWICE + (_CLOSURE if self._depth else _IN_TURN if self._stepped else _ADDED))
         if self._gathered is not None and not _has_gradient(self._gathered):
             raise RoundStateError(f"zero_grad() {_IN_BETWEEN}")
-        work = self._balancer.work
-        weight = work.samples / work.plan.total * (self._balancer.workers if self._reducer == "mean" else 1)
+        share = self._part(own) * (self._balancer.workers if self._reducer == "mean" else 1)
         if loss.device != self._device:
             self._times.include({loss: "the loss"})
             self._device = loss.device
@@ -244,10 +261,29 @@ class Beside:
                     "a reentrant checkpoint may hold the last gradients, and what DistributedDataParallel waits for "
                     "other ranks in it counts as this rank's work; checkpoint by use_reentrant=False"
                 )
-        if loss.device.type == "cpu":
+        if loss.device.type == "cpu" and share:
             self._broken |= not math.isfinite(loss.item())
         self._stage = _Stage.SCALED
-        return weight
+        return share
+
+    def _part(self, own: Any) -> float:
+        """Return the part of the round that this batch is."""
+        balancer, work = self._balancer, self._balancer.work
+        if own is not None:
+            weight = _checked(own)
+            if work.weight is not None or balancer.between_updates or balancer.micro_batches_so_far:
+                raise ValueError(_OWN_WEIGHT)
+            self.announce(weight)
+            balancer.weigh(weight)
+            work = balancer.work
+        if self._weights is not None:
+            (handle, total), self._weights = self._weights, None
+            with self._meter.held_up():
+                self._wire.wait(handle)
+            self._total = float(total)
+            if not self._total:
+                raise ValueError(WEIGHS_NOTHING.format(balancer.rounds))
+        return work.samples / work.plan.total if work.weight is None else work.weight / self._total
 
     # What autograd calls.
 
@@ -258,7 +294,8 @@ class Beside:
         """Note that this rank's last gradient is there."""
         if self._stage is not _Stage.SCALED:
             return
-        self._meter.done(self._balancer.work.samples)
+        work = self._balancer.work
+        self._meter.done(work.samples, work.counts, work.figures)
         self._meter.reads = True  # from here on it waits for others
         _queue(self._reduced)
 
@@ -344,6 +381,15 @@ class Beside:
             if len(figures):
                 self._check.judge(figures)
             self._tables.hear(table)
+
+
+def _checked(weight: Any) -> float:
+    number = float(weight)
+    if not 0.0 <= number < math.inf:
+        raise ValueError(
+            f"weight must be finite and at least 0, got {number}; give the number of tokens that the loss is a mean of"
+        )
+    return number
 
 
 def _parameters(optimizers: list[torch.optim.Optimizer]) -> Iterator[torch.Tensor]:

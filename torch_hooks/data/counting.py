@@ -1,36 +1,36 @@
-r"""The number of samples in a batch, if ``collate_fn`` may leave some out.
+r"""What the mean loss of a batch is over, if not its samples: tokens, or what ``collate_fn`` has left of them.
 
-A gradient is weighted by its samples: ``(S_i / S)`` of the round's mean, S_i the number that rank i has used. A collate
-function that skips corrupt samples uses fewer than planned, and its result does not show it: the first dimension of
-its tensors is the number of samples in most, the number of rows in sequence packing, time in others. So the user gives
-it (``samples_of``). Without, what is certainly wrong is an error, and what only looks so is a warning, once.
+A gradient counts w / W in the round's, W the sum over all ranks and micro-batches. The number of tokens that are no
+padding is known only when the batch is. Nor does a collate function's result show how many samples it has left out:
+the first dimension of its tensors is the number of samples in most, the number of rows in sequence packing, time in
+others. So the user gives it (``weight_of``). Without, what is certainly wrong is an error, and what only looks so is a
+warning, once.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch.utils.data import default_collate
 
-from hvd_hetero.checks import integer
-
-__all__ = ["Collate", "Counter"]
+__all__ = ["Collate", "Weights"]
 
 logger = logging.getLogger(__name__)
 
 _WAY_OUT = (
-    "give BalancedLoader samples_of=…, a function that says how many samples a batch holds, such as "
-    "samples_of=lambda batch: len(batch[0])"
+    "give BalancedLoader weight_of=…, a function that returns what the mean loss of a batch is over, such as "
+    "weight_of=lambda batch: len(batch[0])"
 )
 
 
 class Collate:
     """Collates samples; none make no batch. A class, so that it reaches worker processes however they start.
 
-    ``counted``: the user says how many samples a batch holds.
+    ``counted``: the user says what a batch counts.
     """
 
     def __init__(self, collate: Callable[[list[Any]], Any] | None, *, counted: bool) -> None:
@@ -50,36 +50,37 @@ class Collate:
         return self._collate(samples)
 
 
-class Counter:
-    """Says how many samples a batch holds of those that ``collate_fn`` was given."""
+class Weights:
+    """Says what a batch's mean gradient counts: its samples, or what the user's function returns."""
 
-    def __init__(self, samples_of: Callable[[Any], int] | None, *, own_collate: bool) -> None:
-        self._samples_of = samples_of
-        self.told = samples_of is not None
-        """True: the user says how many samples a batch holds, because it may hold fewer than planned."""
-        self._looks = own_collate and samples_of is None
+    def __init__(self, weight_of: Callable[[Any], float] | None, *, own_collate: bool) -> None:
+        self._weight_of = weight_of
+        self.given = weight_of is not None
+        """True: the user says what a batch counts."""
+        self._looks = own_collate and weight_of is None
 
-    def __call__(self, batch: Any, given: int, *, required: bool) -> int:
-        """Return a batch's samples. ``required``: other ranks would wait for ever if this one had nothing to do."""
-        if self._samples_of is None:
-            if self._looks and (rows := _rows(batch, given)):
+    def __call__(self, batch: Any, samples: int) -> float | None:
+        """Return the weight of a batch of so many samples; None: its samples."""
+        if self._weight_of is None:
+            if self._looks and (rows := _rows(batch, samples)):
                 self._looks = False
                 logger.warning(
                     "collate_fn was given %d samples and has returned tensors of %d rows: if it leaves samples out, "
                     "gradients are weighted wrongly; %s. If it packs several samples in a row, all is well",
-                    given, rows, _WAY_OUT,
+                    samples, rows, _WAY_OUT,
                 )  # fmt: skip
-            return given
-        way_out = f"return how many of the {given} samples that collate_fn was given the batch holds"
-        samples = integer("what samples_of returns", self._samples_of(batch), 0, given + 1, way_out=way_out)
-        if required and not samples:
+            return None
+        try:
+            weight = float(self._weight_of(batch))
+        except Exception as error:
             raise ValueError(
-                "what samples_of returns must be at least 1 with SyncBatchNorm, in which other ranks wait for this, "
-                f"got 0 of {given} samples; let the dataset return another sample in the place of one that it "
-                "cannot read, give each rank more samples, or use a normalisation that needs no other rank, such as "
-                "GroupNorm"
+                f"weight_of failed for a batch of {samples} samples, {type(error).__name__}: {error}; {_WAY_OUT}"
+            ) from error
+        if not 0.0 <= weight < math.inf:
+            raise ValueError(
+                f"weight_of must be finite and at least 0, got {weight} for a batch of {samples} samples; {_WAY_OUT}"
             )
-        return samples
+        return weight
 
 
 def _rows(batch: Any, given: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
@@ -13,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 from hvd_hetero.data.cutter import Cutter
 from hvd_hetero.data.parts import Parts
 from hvd_hetero.rounds import MicroBatch
-from torch_hooks.data.counting import Collate, Counter
+from torch_hooks.data.counting import Collate, Weights
 from torch_hooks.session import TorchSession
 
 __all__ = ["MicroBatches"]
@@ -30,7 +31,7 @@ class MicroBatches:
         cutter: Cutter,
         dataset: Dataset[Any],
         collate: Collate,
-        count: Counter,
+        weigh: Weights,
         **options: Any,
     ) -> None:
         self.before_round: Callable[[], None] | None = None
@@ -45,7 +46,7 @@ class MicroBatches:
         self._session = session
         self._dataset = dataset
         self._collate = collate
-        self._count = count
+        self._weigh = weigh
         self._pending: deque[tuple[MicroBatch, list[Any]]] = deque()
         self._due = _NEVER  # the round that is finished next
         self._loader: DataLoader[Any] = DataLoader(
@@ -72,22 +73,23 @@ class MicroBatches:
             if work.round < session.balancer.rounds:
                 continue  # fetched ahead for a round that has ended early
             if work.samples:
-                if (samples := self._samples(batch, work.samples)) != work.samples:
-                    work = replace(work, samples=samples)
+                work = self._weighed(work, batch)
                 if not (work.samples or work.last):
                     skipped_s = time.perf_counter() - asked_at
-                    continue  # collate_fn has left out all of it; the last one is needed to end the round
+                    continue  # it counts for nothing; the last one is needed to end the round
             if self.before_round is not None and not session.balancer.in_round:
                 began_at = time.perf_counter()
                 self.before_round()
                 asked_at += time.perf_counter() - began_at  # no waiting for data
-            limit = session.meter.limit
-            if 0 < limit < work.samples:  # planned before the limit was known
+            if most := session.meter.most_of(work):  # planned before the limit was known
                 del batch
-                yield from self._in_parts(Parts(work, indices, limit, cramped=False), asked_at)
+                yield from self._in_parts(Parts(work, indices, most, cramped=False), asked_at)
                 self.note_finished()
                 continue
             session.closed = self._note_closed
+            if self.reads_rounds and self._weigh.given and not session.balancer.in_round:
+                weights = [self._weigh(each, work.samples) or 0.0 for each in self.round]
+                session.announce(math.fsum(weights))
             session.begin(work, time.perf_counter() - asked_at)
             if work.samples:
                 try:
@@ -147,11 +149,11 @@ class MicroBatches:
         while parts and session.balancer.rounds == rounds:  # another rank may end it
             work, indices = parts.take()
             batch = self._collate(self._fetch(indices))
-            samples = self._samples(batch, len(indices))
-            if not (samples or work.last):
+            work = self._weighed(work, batch)
+            if not (work.samples or work.last):
                 continue
-            session.begin(replace(work, samples=samples), time.perf_counter() - asked_at, cramped=parts.cramped)
-            if not samples:
+            session.begin(work, time.perf_counter() - asked_at, cramped=parts.cramped)
+            if not work.samples:
                 session.idle_round()
                 return
             parts.cramped = False
@@ -161,8 +163,20 @@ class MicroBatches:
                 parts.again(most)
             asked_at = time.perf_counter()
 
-    def _samples(self, batch: Any, given: int) -> int:
-        return self._count(batch, given, required=self._session.waits_in_layers)
+    def _weighed(self, work: MicroBatch, batch: Any) -> MicroBatch:
+        """Return the micro-batch with what it counts; without samples if that is nothing and no rank waits for it."""
+        weight = self._weigh(batch, work.samples)
+        if weight is None:
+            return work
+        if weight == 0.0 and self._session.beside is None:
+            if self._session.waits_in_layers:
+                raise ValueError(
+                    f"weight_of must be positive with SyncBatchNorm, in which other ranks wait for this one, got 0 for "
+                    f"{work.samples} samples; let the dataset return other samples, or use a normalisation that needs "
+                    "no other rank, such as GroupNorm"
+                )
+            work = replace(work, samples=0)
+        return replace(work, weight=weight)
 
     def _fetch(self, indices: list[Any]) -> list[Any]:
         many = getattr(self._dataset, "__getitems__", None)  # as the DataLoader asks

@@ -417,7 +417,7 @@ def samples_left_out_by_collate_fn() -> dict:
         balance = LoadBalance(policy, global_batch=global_batch)
         loader = BalancedLoader(
             dataset or Unreadable(), balance, stop_at=rounds, collate_fn=padded,
-            samples_of=lambda batch: len(batch[3]), **options,
+            weight_of=lambda batch: len(batch[3]), **options,
         )  # fmt: skip
         optimizer = DistributedOptimizer(
             torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), balance, model.named_parameters()
@@ -447,7 +447,7 @@ def samples_left_out_by_collate_fn() -> dict:
         }
 
     def policies_that_count() -> None:
-        BalancedLoader(TensorDataset(X), LoadBalance(NonBlocking(2), global_batch=12), samples_of=len)
+        BalancedLoader(TensorDataset(X), LoadBalance(NonBlocking(2), global_batch=12), weight_of=len)
 
     def nobody_counts() -> None:
         balance = LoadBalance("bsp", global_batch=24)
@@ -489,7 +489,7 @@ def batch_norm_refusals() -> dict:
         balance = LoadBalance("bsp", global_batch=12)
         model = SyncBatchNorm.convert_sync_batchnorm(model, balance)
         optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), balance)
-        for x in BalancedLoader(TensorDataset(X[:24]), balance, collate_fn=lambda samples: X[:0], samples_of=len):
+        for x in BalancedLoader(TensorDataset(X[:24]), balance, collate_fn=lambda samples: X[:0], weight_of=len):
             model(x).sum().backward()
             optimizer.step()
 

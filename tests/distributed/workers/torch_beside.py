@@ -7,9 +7,9 @@ import itertools
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -67,6 +67,11 @@ class Indexed(torch.utils.data.Dataset):
         return i
 
 
+class Streamed(torch.utils.data.IterableDataset):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(SAMPLES))
+
+
 class Net(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -102,6 +107,10 @@ class Case:
     scaler: bool = False
     costs_s: float = 0.0
     workers: int = 0
+    tokens: Literal["no", "loader", "scale"] = "no"
+    lengths: bool = False
+    largest: float | None = None
+    streams: bool = False
 
 
 COMMON = {
@@ -115,25 +124,49 @@ COMMON = {
     "lb-bsp": Case(policy=lambda: LBBSP(tolerance=0.0), costs_s=late_tables._COSTS_S),
     "loader with a worker": Case(workers=1),
 }
+UNEQUAL = {
+    "tokens": Case(tokens="loader"),
+    "tokens, k = 3": Case("adamw", tokens="loader", micro_batches=3),
+    "tokens told to scale": Case(tokens="scale"),
+    "lengths": Case(lengths=True, workers=1),
+    "lengths, k = 2 at least": Case(lengths=True, tokens="loader", micro_batches=2, largest=40.0),
+}
+OWN = {
+    "tokens": Case(tokens="loader"),
+    "tokens, max_micro_batch": Case("adamw", lambda: LBBSP(max_micro_batch=1), tokens="loader"),
+    "lengths": Case(lengths=True, policy=lambda: LBBSP(tolerance=0.0)),
+    "lengths, in micro-batches": Case(lengths=True, tokens="loader", largest=20.0),
+    "lengths of a stream": Case(lengths=True, streams=True),
+}
 SEVERAL = {
     "k = 3": Case("adamw", micro_batches=3),
     "k = 3, reduced each time": Case(micro_batches=3, accumulate=False),
     "max_micro_batch": Case(policy=lambda: LBBSP(max_micro_batch=2)),
 }
-DDP = COMMON | SEVERAL | {
+DDP = COMMON | SEVERAL | UNEQUAL | {
     "penalty": Case(penalty=True),
     "find_unused_parameters": Case(unused=True),
     "static_graph": Case(static_graph=True),
     "scaler": Case(scaler=True, clip=True),
 }  # fmt: skip
-FSDP = COMMON | SEVERAL | {"kept whole": Case(reshard=False), "mixed precision": Case(mixed=True)}
-HOROVOD = COMMON | {"penalty": Case(penalty=True), "k = 3": Case(micro_batches=3), "sums": Case(sums=True)}
+FSDP = COMMON | SEVERAL | UNEQUAL | {"kept whole": Case(reshard=False), "mixed precision": Case(mixed=True)}
+HOROVOD = COMMON | {name: UNEQUAL[name] for name in UNEQUAL if "k = 2" not in name}
+HOROVOD |= {"penalty": Case(penalty=True), "k = 3": Case(micro_batches=3), "sums": Case(sums=True)}
 
 
-def data() -> tuple[torch.Tensor, torch.Tensor]:
+def data(case: Case | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(7)
     x = torch.randn(SAMPLES, FEATURES, generator=generator, dtype=torch.float64)
-    return x, torch.sin(x.sum(1, keepdim=True))
+    tokens = case is not None and case.tokens != "no"
+    return x, LABELS.double().unsqueeze(1) if tokens else torch.sin(x.sum(1, keepdim=True))
+
+
+LENGTHS = np.random.default_rng(3).lognormal(2.0, 1.0, SAMPLES).clip(1.0, 20.0)
+LABELS = torch.tensor([-100 if i % 4 in (0, 3) else i % 3 for i in range(SAMPLES)])
+
+
+def tokens_in(index: torch.Tensor) -> torch.Tensor:
+    return (LABELS[index] != -100).sum()
 
 
 def made(case: Case) -> Net:
@@ -153,6 +186,8 @@ def loss_of(case: Case, model: torch.nn.Module, parameters: list[Any], x: torch.
         x = x.clone().requires_grad_(True)
     out = model(x)
     loss = functional.mse_loss(out.to(y.dtype), y)
+    if case.tokens != "no":  # NaN, where all are ignored
+        loss = functional.cross_entropy(torch.cat([out, -out, out**2], 1), y.flatten().long(), ignore_index=-100)
     if case.penalty:
         slope = torch.autograd.grad(out.sum(), x, create_graph=True)[0]
         loss = loss + 0.1 * (slope**2).sum(1).mean()
@@ -190,12 +225,17 @@ def train(case: Case, how: str) -> dict[str, Any] | None:
     optimizer = OPTIMIZERS[case.optimizer](parameters)
     if how == "horovod":
         optimizer = horovods(case, optimizer, net)
-    x, y = data()
+    x, y = data(case)
     balance = LoadBalance(case.policy(), global_batch=GLOBAL_BATCH, reducer="sum" if case.sums else "mean")
+    cost_of = (lambda i: LENGTHS[i]) if case.streams else LENGTHS
     loader = BalancedLoader(
-        Indexed(), balance, shuffle=True, seed=5, stop_at=ROUNDS, micro_batches=case.micro_batches,
-        num_workers=case.workers,
+        Streamed() if case.streams else Indexed(), balance, shuffle=not case.streams, seed=5, stop_at=ROUNDS,
+        micro_batches=case.micro_batches, num_workers=case.workers, stream="whole" if case.streams else None,
+        weight_of=tokens_in if case.tokens == "loader" else None, cost_of=cost_of if case.lengths else None,
+        max_micro_batch_cost=case.largest,
     )  # fmt: skip
+    if how == "own":
+        optimizer = DistributedOptimizer(optimizer, balance, net.named_parameters())
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=5) if case.scaler else None
     seen: list[list[list[int]]] = [[] for _ in range(ROUNDS)]
     tables: list[FinishedRound] = []
@@ -203,11 +243,17 @@ def train(case: Case, how: str) -> dict[str, Any] | None:
     while balance.rounds < ROUNDS:
         for index in loader:
             seen[balance.rounds].append(index.tolist())
-            defers = balance.accumulate(model) if case.accumulate and how != "horovod" else contextlib.nullcontext()
+            apart = how in ("ddp", "fsdp") and case.accumulate
+            defers = balance.accumulate(model) if apart else contextlib.nullcontext()
             with defers:
-                loss = balance.scale(loss_of(case, model, parameters, x[index], y[index]))
+                loss = loss_of(case, model, parameters, x[index], y[index])
+                if how != "own":
+                    loss = balance.scale(loss, weight=tokens_in(index) if case.tokens == "scale" else None)
                 (loss if scaler is None else scaler.scale(loss)).backward()
-            if balance.round_complete:
+            if how == "own":
+                optimizer.step()
+                optimizer.zero_grad()
+            elif balance.round_complete:
                 if scaler is not None:
                     scaler.unscale_(optimizer)
                 if case.clip and how == "horovod":
@@ -259,19 +305,22 @@ def compared(case: Case, net: Net, seen: list[list[list[int]]], tables: int = 0)
     together = [[of[0][r] for of in everywhere] for r in range(ROUNDS)]
     rounds = [[i for rank in parts for part in rank for i in part] for parts in together]
     expected = reference(case, rounds)
+    whole = SAMPLES // GLOBAL_BATCH  # rounds of the first epoch, in which its end may be one more
+    first, end = [i for r in rounds[:whole] for i in r], rounds[whole]
+    counting = range(SAMPLES) if case.tokens == "no" else np.flatnonzero(LABELS != -100).tolist()
     return {
         "difference": float((mine - expected).abs().max() / expected.abs().max()),
         "between_ranks": max(float((of[1] - mine).abs().max()) for of in everywhere),
         "splits": len({tuple(sum(map(len, rank)) for rank in parts) for parts in together}),
         "micro_batches": sorted({len(rank) for parts in together for rank in parts}),
-        "visited": sorted([i for r in rounds for i in r][:SAMPLES]) == list(range(SAMPLES)),
+        "visited": len(set(first)) == len(first) and set(counting) <= {*first, *end},
         "tables": tables,
     }
 
 
 def reference(case: Case, rounds: list[list[int]]) -> torch.Tensor:
     net = made(case)
-    x, y = data()
+    x, y = data(case)
     parameters = [p for p in net.parameters() if p.requires_grad]
     optimizer = OPTIMIZERS[case.optimizer](parameters)
     for index in rounds:
@@ -504,6 +553,12 @@ def attempts() -> dict[str, str]:
             body(balance, model, optimizer, lambda at=at: functional.mse_loss(model(x[at]), y[at]))
             optimizer.step()
 
+    def weighs_nothing(balance: Any, model: Any, optimizer: Any, loss: Any) -> None:
+        balance.scale(loss(), weight=0 if balance.rounds == 3 else 2 * hvd.rank()).backward()
+
+    def weighs_less_than_nothing(balance: Any, model: Any, optimizer: Any, loss: Any) -> None:
+        balance.scale(loss(), weight=-1)
+
     def twice(balance: Any, model: Any, optimizer: Any, loss: Any) -> None:
         scaled = balance.scale(loss())
         scaled.backward()
@@ -599,6 +654,9 @@ def attempts() -> dict[str, str]:
             if balance.round_complete:
                 optimizer.step()
 
+    tried["weighs nothing"] = lambda: loop(weighs_nothing)
+    tried["negative weight"] = lambda: loop(weighs_less_than_nothing)
+    tried["two weights"] = lambda: loop(weighs_nothing, weight_of=len)
     if OVER_TORCH:
         tried["summed by hand"] = lambda: loop(by_hand, plain=True)
         tried["cleared in between"] = loop_that_clears
@@ -615,7 +673,7 @@ def attempts() -> dict[str, str]:
 
 
 def cases() -> dict[str, Callable[[], Any]]:
-    kinds = {"ddp": DDP, "fsdp": FSDP} if OVER_TORCH else {"horovod": HOROVOD}
+    kinds = {"ddp": DDP, "fsdp": FSDP, "own": OWN} if OVER_TORCH else {"horovod": HOROVOD, "own": OWN}
     made: dict[str, Callable[[], Any]] = {"attempts": attempts}
     if OVER_TORCH:
         made["fsdp: saved"] = sharded_in_one_file
@@ -626,6 +684,8 @@ def cases() -> dict[str, Callable[[], Any]]:
         made["horovod: committed"] = lambda: interrupted("horovod", "committed")
     for how, each in kinds.items():
         made |= {f"{how}: {name}": lambda case=case, how=how: train(case, how) for name, case in each.items()}
+        if how == "own":
+            continue
         if how != "fsdp":
             made[f"{how}: saved"] = lambda how=how: interrupted(how, "saved")
         made[f"{how}: own time"] = lambda how=how: own_time(how)

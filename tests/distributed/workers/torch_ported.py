@@ -412,7 +412,7 @@ def transformers_trainer() -> dict[str, Any]:
 
     model = Model()
     balance = LoadBalance("bsp", global_batch=BATCH * hvd.size())
-    loader = BalancedLoader(DATA, balance, collate_fn=collate, samples_of=lambda batch: len(batch["labels"]))
+    loader = BalancedLoader(DATA, balance, collate_fn=collate, weight_of=lambda batch: len(batch["labels"]))
     optimizer = DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=0.02), balance)
     scheduler = linear_decay(optimizer)
     optimizer.register_step_pre_hook(clipped(model))

@@ -60,7 +60,7 @@ def drive(logs):
     for number in range(3):
         x = np.array(planner.plan().samples)
         took_s = x / [100, 50]
-        done = table(samples=x, samples_per_s=[100, 50], timed_samples=x, compute_s=took_s, input_s=0.0)
+        done = table(samples=x, work=x, samples_per_s=[100, 50], timed_samples=x, compute_s=took_s, input_s=0.0)
         planner.learn(FinishedRound(number, 0, planner.plan(), done, 1.0))
     return planner.plan().samples
 

@@ -1,0 +1,211 @@
+r"""Shares out the samples of a round by what they cost, where they cost unequally much: texts, recordings, graphs.
+
+The policy divides a round of X samples as if all cost the same: x_1 … x_n. A sample of length L costs c(L) by the rule
+that the ranks have agreed on (``CostRule``; before that, L). Rank i gets samples whose costs sum to about the share
+x_i / X of the round's, wherever they stand in the slice of the order that the round takes: the samples *of a round* do
+not depend on it, and the gradient neither, since each rank's counts as many as it holds.
+
+All ranks divide all samples of the round, in integers, and so agree. If filling up batches costs something, a rank's
+samples should be of similar length: of both divisions in ``allocation.by_cost`` that one is taken whose latest rank is
+sooner.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from hvd_hetero.allocation.by_cost import cut, divide, divide_padded, latest, needed, room
+from hvd_hetero.checks import FloatArray, IntArray
+from hvd_hetero.measurement.cost_meter import CostMeter
+from hvd_hetero.policies.policy import Policy
+from hvd_hetero.rounds import LENGTHS, CostRule, RoundPlan, SampleFigures
+
+__all__ = ["NO_COSTS", "CostOf", "SampleCosts", "SharedOut"]
+
+CostOf: TypeAlias = "Callable[[Any], float] | npt.ArrayLike"
+"""A number for each sample, or a function of a sample's index, or of a sample of a stream."""
+
+_UNITS = 2**20  # of the largest cost: sums of 2^24 samples fit 64 bits, and one part in a million is no loss
+
+
+@dataclass(frozen=True, slots=True)
+class SharedOut:
+    """One rank's samples of a round."""
+
+    places: IntArray
+    """Where they stand in the round's slice, the longest first."""
+    sizes: tuple[int, ...]
+    """Samples of each micro-batch."""
+    figures: tuple[SampleFigures, ...]
+    """What each micro-batch's cost depends on."""
+    checksum: int
+    """A number that differs for other divisions."""
+
+
+class SampleCosts:
+    """What samples cost. ``size``: the samples of the dataset; None: a stream.
+
+    ``largest``: the number of a micro-batch's samples times its greatest length; 0: any.
+    """
+
+    def __init__(self, cost_of: CostOf, fit: CostMeter, size: int | None, largest: float | None = None) -> None:
+        self.rule: CostRule = LENGTHS
+        """What samples cost in the next round to be cut."""
+        self._fit = fit
+        self._of: Callable[[Any], float] | None = None
+        self._lengths = np.zeros(0)
+        if callable(cost_of):
+            self._of = cost_of
+        else:
+            self._lengths = _whole(cost_of, size)
+        if largest is not None and not 0.0 < largest < np.inf:
+            raise ValueError(
+                f"max_micro_batch_cost must be a positive number, got {largest}; give the samples of a micro-batch "
+                "times the greatest cost_of among them that memory allows"
+            )
+        self._largest = largest or 0.0
+        if len(self._lengths):
+            self._require_fits(float(self._lengths.max()), f"index {self._lengths.argmax()}")
+
+    @classmethod
+    def of(
+        cls, cost_of: CostOf, policy: Policy, fit: CostMeter, size: int | None, largest: float | None, *, shared: bool
+    ) -> SampleCosts:
+        """Return the costs of samples, after checking that rounds can be divided by them.
+
+        ``shared``: all ranks see all samples of a round.
+        """
+        if not shared:
+            raise ValueError(
+                "cost_of does not go with stream='shard', where no rank sees the others' samples; read the whole "
+                "stream on every rank (stream='whole')"
+            )
+        if not policy.shares_alone:
+            raise ValueError(
+                f"cost_of does not go with policy {policy.name!r}, whose micro-batches hold equally many samples; use "
+                "'lb-bsp', 'bsp' or StaticAllocation"
+            )
+        if getattr(policy, "max_micro_batch", None):
+            raise ValueError(
+                "max_micro_batch of the policy counts samples, and cost_of says that they are unequal; give "
+                "max_micro_batch_cost beside cost_of instead"
+            )
+        return cls(cost_of, fit, size, largest)
+
+    def share_out(self, plan: RoundPlan, rank: int, samples: Any, in_step: int = 0) -> SharedOut:
+        """Return a rank's part of a round's samples.
+
+        ``in_step``: all ranks do equally many micro-batches, at least so many.
+        """
+        lengths = self._lengths_of(samples)
+        self._fit.saw(SampleFigures.of(lengths))
+        costs, padded = self._in_units(lengths)
+        least = max(in_step, 1)
+        while True:
+            ranks = self._divided(costs, padded, plan, least)
+            places = [_longest_first(np.flatnonzero(ranks == each), lengths) for each in range(plan.workers)]
+            most = max(self._needed(lengths[mine]) for mine in places) if in_step else 0
+            if most <= least:
+                break
+            least = most  # so that each rank has a sample for each
+        mine, checksum = places[rank], zlib.crc32(ranks.astype("<i8").tobytes())
+        if not len(mine):
+            return SharedOut(mine, (0,), (SampleFigures(),), checksum)
+        count = least if in_step else max(min(plan.micro_batches[rank], len(mine)), self._needed(lengths[mine]))
+        rooms = room(lengths[mine], self._largest) if self._largest else None
+        sizes = cut(costs[mine], padded[mine], count, rooms)
+        parts = np.split(lengths[mine], np.cumsum(sizes)[:-1])
+        return SharedOut(mine, sizes, tuple(map(SampleFigures.of, parts)), checksum)
+
+    def _needed(self, lengths: FloatArray) -> int:
+        """Return how many micro-batches these samples need at least."""
+        return needed(room(lengths, self._largest)) if self._largest else 1
+
+    def _divided(self, costs: IntArray, padded: IntArray, plan: RoundPlan, least: int) -> IntArray:
+        """Return the rank of each sample, by the better of both divisions."""
+        shares = plan.shares
+        by_number = np.repeat(np.arange(plan.workers), shares)
+        found = divide(costs, shares, least=least)
+        soonest = latest(costs, padded, shares, found)
+        if padded.any():
+            runs = divide_padded(costs, padded, shares, least=least)
+            if (time := latest(costs, padded, shares, runs)) < soonest:
+                found, soonest = runs, time
+        self._fit.by_number = float(latest(costs, padded, shares, by_number) / soonest)
+        return found
+
+    def _in_units(self, lengths: FloatArray) -> tuple[IntArray, IntArray]:
+        """Return the cost of each sample and what it costs each in its batch to be filled up to it, as integers.
+
+        Every operation is correctly rounded, and so the same on every rank.
+        """
+        rule = self.rule
+        costs, padded = rule.number + rule.length * lengths + rule.square * (lengths * lengths), rule.padded * lengths
+        largest = max(costs.max(), padded.max())
+        if not largest > 0.0:  # lengths of 0 alone
+            return np.ones(len(lengths), dtype=np.int64), np.zeros(len(lengths), dtype=np.int64)
+        units = np.rint(np.stack([costs, padded]) / largest * _UNITS).astype(np.int64)
+        return units[0], units[1]
+
+    def _lengths_of(self, samples: Any) -> FloatArray:
+        """Return the lengths of samples, given by index or, of a stream, themselves."""
+        if self._of is None:
+            return np.asarray(self._lengths[samples])
+        each = samples if isinstance(samples, list) else samples.tolist()
+        return np.fromiter(map(self._length_of, each), np.float64, len(each))
+
+    def _length_of(self, sample: Any) -> float:
+        assert self._of is not None, "the caller has looked"
+        which = f"index {sample}" if isinstance(sample, int) else "a sample of the stream"
+        try:
+            length = float(self._of(sample))
+        except Exception as error:
+            raise ValueError(f"cost_of failed for {which}, {type(error).__name__}: {error}; {_WAY_OUT}") from error
+        if not 0.0 <= length < np.inf:
+            raise ValueError(f"cost_of must be finite and at least 0, got {length} for {which}; {_WAY_OUT}")
+        self._require_fits(length, which)
+        return length
+
+    def _require_fits(self, length: float, which: str) -> None:
+        if 0.0 < self._largest < length:
+            raise ValueError(
+                f"max_micro_batch_cost must be at least the cost of every sample, got {self._largest:g}, and {which} "
+                f"costs {length:g}; raise it, or leave that sample out or cut it"
+            )
+
+
+NO_COSTS = (
+    "max_micro_batch_cost needs cost_of, which says what a sample costs; give both, or max_micro_batch of the policy"
+)
+_WAY_OUT = "give a length, or a number of tokens, pixels or edges, for each"
+
+
+def _longest_first(places: IntArray, lengths: FloatArray) -> IntArray:
+    return places[np.argsort(-lengths[places], kind="stable")]
+
+
+def _whole(cost_of: npt.ArrayLike, size: int | None) -> FloatArray:
+    """Return the costs of all samples of a dataset, checked."""
+    if size is None:
+        raise TypeError(f"cost_of must be a function of a sample for a stream, got {type(cost_of).__name__}")
+    try:
+        lengths = np.asarray(cost_of).astype(np.float64)
+    except Exception as error:  # whatever the user's array raises, as one on another device does
+        raise TypeError(
+            f"cost_of must be an array in the memory of the host, got {type(cost_of).__name__} ({error}); {_WAY_OUT}"
+        ) from error
+    if lengths.shape != (size,):
+        raise ValueError(
+            f"cost_of must hold one number for each of the {size} samples, got shape {lengths.shape}; {_WAY_OUT}"
+        )
+    good = (lengths >= 0.0) & (lengths < np.inf)
+    if not good.all():
+        index = int(good.argmin())
+        raise ValueError(f"cost_of[{index}] must be finite and at least 0, got {lengths[index]}; {_WAY_OUT}")
+    return lengths
