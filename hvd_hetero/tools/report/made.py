@@ -12,6 +12,7 @@ import numpy as np
 from hvd_hetero.telemetry.files import named
 from hvd_hetero.telemetry.run import Run, read_run
 from hvd_hetero.tools.report.causes import Cause, causes
+from hvd_hetero.tools.report.costs import cost_notes, in_mean_samples
 from hvd_hetero.tools.report.figures import Figures, figures
 from hvd_hetero.tools.report.verdict import Verdict, verdict
 from hvd_hetero.tools.report.words import named_ranks
@@ -33,7 +34,7 @@ class Report:
     """The cause of each rank's slowness; None: it was not slow."""
     verdict: Verdict
     notes: Sequence[str]
-    """What is missing from the run."""
+    """What samples cost, if not all the same, and what is missing from the run."""
 
 
 def make_reports(paths: Sequence[Path], *, replayed: bool = True) -> list[Report]:
@@ -67,13 +68,14 @@ def _names(paths: Sequence[Path]) -> list[str]:
 
 def report_of(run: Run, name: str, *, replayed: bool = True) -> Report:
     """Report on a run."""
+    run = in_mean_samples(run)
     found = figures(run, replayed=replayed)
     run = replace(run, fixed_samples=np.maximum(run.fixed_samples, 0.0))  # less cannot be true
     every = max(-(-run.samples.size // _MOST_FIGURES), 1)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # of figures that cannot be true
         why = causes(_every(run, every), found.shares)
     notes = [f"In a run as large as this, causes are looked for in {_nth(every)} round."] if every > 1 else []
-    return Report(name, found, why, verdict(found, why), [*notes, *_missing(run, found)])
+    return Report(name, found, why, verdict(found, why), [*notes, *cost_notes(run), *_missing(run, found)])
 
 
 def _every(run: Run, step: int) -> Run:
