@@ -47,6 +47,11 @@ class ScaleLoss(Callback):  # type: ignore[misc]
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Refuse a loader without a length, whose batches Lightning would draw before it has used those before."""
         loader = trainer.train_dataloader
+        if isinstance(loader, BalancedLoader) and loader.cuts_by_cost:
+            raise ValueError(
+                "max_micro_batch_cost does not go with Lightning, which accumulates the same number of batches in each "
+                "step; raise micro_batches and accumulate_grad_batches instead"
+            )
         if isinstance(loader, BalancedLoader) and not loader.sized:
             raise ValueError(
                 "the loader's stream has no __len__, so Lightning would draw each batch before it has used the last; "

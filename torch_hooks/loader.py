@@ -200,6 +200,12 @@ class BalancedLoader:
         return self._rounds_per_epoch is not None or self._cutter.order.size is not None
 
     @property
+    def cuts_by_cost(self) -> bool:
+        """Whether what samples cost decides how many micro-batches a round has."""
+        costs = self._cutter.order.costs
+        return costs is not None and costs.limited
+
+    @property
     def epoch(self) -> int:
         """The epoch that begins next."""
         return self._cutter.epoch

@@ -98,6 +98,11 @@ class SampleCosts:
             )
         return cls(cost_of, fit, size, largest)
 
+    @property
+    def limited(self) -> bool:
+        """Whether micro-batches have a limit."""
+        return self._largest > 0.0
+
     def share_out(self, plan: RoundPlan, rank: int, samples: Any, in_step: int = 0) -> SharedOut:
         """Return a rank's part of a round's samples.
 
@@ -111,6 +116,7 @@ class SampleCosts:
             ranks = self._divided(costs, padded, plan, least)
             places = [_longest_first(np.flatnonzero(ranks == each), lengths) for each in range(plan.workers)]
             most = max(self._needed(lengths[mine]) for mine in places) if in_step else 0
+            most = min(most, len(lengths) // plan.workers)  # then a micro-batch may hold one sample more
             if most <= least:
                 break
             least = most  # so that each rank has a sample for each
@@ -118,7 +124,7 @@ class SampleCosts:
         if not len(mine):
             return SharedOut(mine, (0,), (SampleFigures(),), checksum)
         count = least if in_step else max(min(plan.micro_batches[rank], len(mine)), self._needed(lengths[mine]))
-        rooms = room(lengths[mine], self._largest) if self._largest else None
+        rooms = room(lengths[mine], self._largest) if self._largest and count >= self._needed(lengths[mine]) else None
         sizes = cut(costs[mine], padded[mine], count, rooms)
         parts = np.split(lengths[mine], np.cumsum(sizes)[:-1])
         return SharedOut(mine, sizes, tuple(map(SampleFigures.of, parts)), checksum)

@@ -57,11 +57,11 @@ class Cut:
 
         No micro-batch holds more than ``most`` samples, whatever the plan says (0: as it says).
         """
-        if self.sizes is not None:
+        if self.sizes is not None and not 0 < most < max(self.sizes):
             each = zip(self.sizes, self.figures, strict=True)
             works = [replace(self.micro_batch(size, last=False), figures=figures) for size, figures in each]
             return [*works[:-1], replace(works[-1], last=True)]
-        sizes = self.plan.sizes(self.rank, self.samples) or (0,)
+        sizes = self.sizes or self.plan.sizes(self.rank, self.samples) or (0,)
         if 0 < most < max(sizes):
             count = -(-self.samples // most)
             base, larger = divmod(self.samples, count)

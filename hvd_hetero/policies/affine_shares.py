@@ -58,6 +58,10 @@ class AffineCosts:
             return True
         return max(self._level(plan.total, heads)) >= latest_s
 
+    def soonest_s(self, total: int) -> float:
+        """Return the time of the best real-valued split of so many samples, in one micro-batch each."""
+        return max(self._level(total, self._fixed))
+
     def gain(self, plan: RoundPlan, sure: Floats | float = 1.0) -> float:
         """Return the share of a round that the best real-valued split saves; all speeds are known."""
         heads = self._heads(plan)

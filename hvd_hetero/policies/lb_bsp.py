@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -13,6 +14,7 @@ from hvd_hetero.checks import integer
 from hvd_hetero.policies.affine_shares import AffineCosts, Floats
 from hvd_hetero.policies.evidence import Evidence
 from hvd_hetero.policies.policy import Policy, checked_micro_batch, checked_tolerance
+from hvd_hetero.policies.resting import Resting
 from hvd_hetero.prediction.base import Predictor
 from hvd_hetero.prediction.predictor_names import predictor
 from hvd_hetero.rounds import FinishedRound, RoundPlan
@@ -66,6 +68,9 @@ class LBBSP(Policy):
         prediction is followed as it is, however far.
     max_micro_batch
         Larger shares are done in several micro-batches, to fit memory.
+    may_rest
+        True: a rank that costs more than it gives, even with its least share, does no samples; it takes part in the
+        sums, and is tried again from time to time (``policies.resting``). With ``DistributedOptimizer``, or in Keras.
     device
         "cpu": as above. "gpu": devices that saturate and run out of memory, where the time of a batch is a curve and
         not a line through the origin. The first rounds climb a ladder of batch sizes to learn each curve Γ, with the
@@ -85,6 +90,7 @@ class LBBSP(Policy):
         multiple_of: int = 1,
         tolerance: float = 0.03,
         max_micro_batch: int | None = None,
+        may_rest: bool = False,
         device: Literal["cpu", "gpu"] = "cpu",
     ) -> None:
         if device not in ("cpu", "gpu"):
@@ -103,6 +109,12 @@ class LBBSP(Policy):
         self._curves: DeviceShares | None = None
         self._evidence: Evidence | None = None
         self.weighs_fixed_cost = device == "cpu"
+        self.may_rest = may_rest
+        if may_rest and device == "gpu":
+            raise ValueError(
+                "may_rest is for device='cpu', got 'gpu', whose curves need shares to be known; leave it out"
+            )
+        self._resting: Resting | None = None
         if device == "gpu":
             from hvd_hetero.policies.device_shares import DeviceShares
 
@@ -134,6 +146,8 @@ class LBBSP(Policy):
             self._curves.restart()
         shares = proportional(np.ones(workers), global_batch, minimum=self.minimum, multiple_of=self.multiple_of)
         self._equal, self._evidence = RoundPlan.of(shares, self.max_micro_batch), None
+        if self.may_rest:
+            self._resting = Resting(self._equal.typical_size, self._least, self.multiple_of)
         return self._equal
 
     def next(self, plan: RoundPlan, finished: FinishedRound) -> RoundPlan:
@@ -145,8 +159,29 @@ class LBBSP(Policy):
         if self._evidence is None:
             self._evidence = self._no_evidence()
         self._evidence.learn(table)
-        figures = (table.column(name) for name in ("samples_per_s", "fixed_samples", "limit"))
-        return self._worthwhile(plan, *figures)
+        speeds, fixed, limits = (table.column(name) for name in ("samples_per_s", "fixed_samples", "limit"))
+        if self._resting is None:
+            return self._worthwhile(plan, speeds, fixed, limits)
+        rest = self._resting.decide(self._equal.total, speeds, fixed, table.column("timed_samples") > 0.0)
+        return self._with_rests(plan, rest, self._resting.due(), speeds, fixed, limits)
+
+    def _with_rests(
+        self, plan: RoundPlan, rest: list[int], tried: list[int], speeds: Floats, fixed: Floats, limits: Floats
+    ) -> RoundPlan:
+        """Return the best plan in which these ranks rest, but for some that are tried with their least share."""
+        speeds, awake = speeds.copy(), np.ones(plan.workers, dtype=np.bool_)
+        speeds[rest], awake[rest] = math.nan, False
+        if ((plan.shares > 0) != awake).any():
+            wanted = np.where(awake, np.maximum(plan.shares, self._least), 0)
+            least = np.where(awake, self._least, 0)
+            plan = self._cut(proportional(wanted, plan.total, minimum=least, multiple_of=self.multiple_of), limits)
+        plan = self._worthwhile(plan, speeds, fixed, limits)
+        if not tried:
+            return plan
+        shares = plan.shares.copy()
+        shares[tried] = self._least
+        shares[shares.argmax()] -= self._least * len(tried)
+        return self._cut(shares, limits)
 
     def renegotiate(self, plan: RoundPlan, speeds: Sequence[float]) -> RoundPlan:
         """Return shares by the known speeds; a rank that does not know its own takes an equal one."""
@@ -190,6 +225,7 @@ class LBBSP(Policy):
         return {
             "curves": None if self._curves is None else self._curves.state_dict(),
             "evidence": None if self._evidence is None else self._evidence.state(),
+            "resting": None if self._resting is None else self._resting.state(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -201,6 +237,8 @@ class LBBSP(Policy):
             )
         if self._curves is not None:
             self._curves.load_state_dict(state["curves"])
+        if self._resting is not None:
+            self._resting.restore(state["resting"] or {})
         self._evidence = None
         if state["evidence"] is not None:
             self._evidence = self._no_evidence()

@@ -59,6 +59,9 @@ class Policy(ABC):
     """True: what it decides are shares. Ranks may do them in other numbers of micro-batches than planned, if these are
     the same on all ranks, as reducers such as DistributedDataParallel need."""
 
+    may_rest: bool = False
+    """True: a rank may do no samples in a round, and takes part in the sums all the same."""
+
     weighs_twice: bool = False
     """True: a rank that stops early also takes a smaller step, as in non-blocking-sgd (see ``NonBlocking``)."""
 

@@ -1,0 +1,76 @@
+r"""Which ranks do best without samples, for LB-BSP with ``may_rest``.
+
+The least share takes rank r the time t_r = (x_min + β_r) / u_r. No split of a round is sooner than that, while r takes
+part. Without it the others take T_r, the best time of a split among them. So r costs more than it gives, and rests, if
+
+    T_r < (1 - ε) max(t_r, T),        T the level at which ranks above their least share end together.
+
+This is asked of the rank with the largest t first, then of the next among the remaining ones, until one is worth its
+share. A rank that rests takes part in the sums, and measures nothing. So it is tried again: it gets its least share
+for one round in k, which costs t_r - T_r of it:
+
+    k = max(K, (t_r / T_r - 1) / c).
+
+ε = 0.01 (less is not seen in measurements), K = 20 rounds, and a share of c = 0.002 of the time for trials. Before β_r
+is known, a trial may take much longer than t_r; then k is eight times as large. All are arbitrary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hvd_hetero.policies.affine_shares import AffineCosts, Floats
+
+__all__ = ["Resting"]
+
+_WORTH = 0.01  # ε
+_LEAST_ROUNDS = 20  # K
+_FOR_TRIALS = 0.002  # c
+_IN_DOUBT = 8.0
+
+
+class Resting:
+    """The ranks that rest, decided from the tables alike on all ranks."""
+
+    def __init__(self, typical_size: float, least: int, step: int) -> None:
+        self._typical_size, self._least, self._step = typical_size, least, step
+        self._rounds: dict[int, int] = {}
+        """Rounds until the next trial, of each rank that rests."""
+
+    def decide(self, total: int, speeds: Floats, fixed: Floats, measured: npt.NDArray[np.bool_]) -> list[int]:
+        """Return the ranks that rest in the round to be planned, by the speeds of all; ``measured``: had samples."""
+        self._rounds = {rank: rounds - 1 for rank, rounds in self._rounds.items() if not measured[rank]}
+        awake = [rank for rank in range(len(speeds)) if rank not in self._rounds]
+        if not ((speeds > 0.0) & (speeds < math.inf))[awake].all():
+            return list(self._rounds)
+        alone_s = (self._least + fixed) / (speeds * (1.0 + fixed / self._typical_size))
+        while len(awake) > 1:
+            slowest = max(awake, key=lambda rank: float(alone_s[rank]))
+            others = [rank for rank in awake if rank != slowest]
+            without_s = self._soonest_s(total, speeds[others], fixed[others])
+            if without_s >= (1.0 - _WORTH) * self._soonest_s(total, speeds[awake], fixed[awake]):
+                break
+            awake = others
+            rounds = (alone_s[slowest] / without_s - 1.0) / _FOR_TRIALS * (1.0 if fixed[slowest] else _IN_DOUBT)
+            self._rounds[slowest] = max(_LEAST_ROUNDS, math.ceil(rounds))
+        return list(self._rounds)
+
+    def due(self) -> list[int]:
+        """Return the ranks that are tried in the round to be planned; once more, if that has taught nothing."""
+        return [rank for rank, rounds in self._rounds.items() if rounds <= 0 and rounds % _LEAST_ROUNDS == 0]
+
+    def _soonest_s(self, total: int, speeds: Floats, fixed: Floats) -> float:
+        return AffineCosts(speeds, fixed, self._typical_size, self._least, self._step).soonest_s(total)
+
+    def state(self) -> dict[str, int]:
+        """Return plain data."""
+        return {str(rank): rounds for rank, rounds in self._rounds.items()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Load what ``state`` has returned."""
+        self._rounds = {int(rank): int(rounds) for rank, rounds in state.items()}
