@@ -46,7 +46,7 @@ def test_a_job_that_ends_well_returns_what_each_rank_printed_and_reported(launch
 def test_a_hanging_job_is_ended_in_time_with_the_stack_of_every_rank_and_no_process_survives(launch, folder):
     for timeout_s in (8, 45, 120):  # on a busy machine the ranks may not yet hang at the end of the first
         begin_s = time.monotonic()
-        with pytest.raises(HangError, match=rf"hang\.py on 2 ranks: not done after {timeout_s} s") as caught:
+        with pytest.raises(HangError, match=rf"hang\.py.* {timeout_s} s") as caught:
             launch("hang.py", 2, ["hang"], timeout_s=timeout_s, framework="torch")
         assert time.monotonic() - begin_s < timeout_s + 60
         assert alive(folder) == {}
@@ -75,7 +75,7 @@ def test_a_rank_that_raises_is_reported_with_its_traceback(launch, folder):
 
 
 def test_a_rank_that_is_killed_is_reported_so_and_leaves_no_control_group(launch, folder):
-    with pytest.raises(RankError, match="rank 1 was ended by SIGKILL") as caught:
+    with pytest.raises(RankError, match=r"rank 1.*SIGKILL") as caught:
         launch("hang.py", 2, ["kill"], framework="torch")
     assert caught.value.exit_codes[1] == -signal.SIGKILL
     assert alive(folder) == {}

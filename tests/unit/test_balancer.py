@@ -263,9 +263,7 @@ def test_ranks_with_another_order_of_the_data_stop_with_an_error_that_names_them
     for rank, balancer in enumerate(balancers):
         balancer.begin(MicroBatch(balancer.plan(), 3, data=77 if rank == 2 else 5))
         vectors.append(balancer.report())
-    with pytest.raises(
-        PlanMismatchError, match=r"ranks \[2\] follow another plan or another order of the data.*the same policy"
-    ):
+    with pytest.raises(PlanMismatchError, match=r"ranks \[2\].*order of the data.*policy"):
         balancers[0].agree(sum(vectors))
 
 
@@ -274,9 +272,9 @@ def test_ranks_with_another_order_of_the_data_stop_with_an_error_that_names_them
     [
         (
             {"settings": 0.1},
-            r"ranks \[1\] have other hyper-parameters.*on all ranks alike, between the same two rounds",
+            r"ranks \[1\].*hyper-parameters.*all ranks",
         ),
-        ({"witness": 1.01, "bits": 3}, r"ranks \[1\] hold other parameters than rank 0.*on all ranks alike"),
+        ({"witness": 1.01, "bits": 3}, r"ranks \[1\].* parameters.*rank 0.*all ranks"),
     ],
 )
 def test_ranks_that_update_unlike_are_told_so(own, message):
@@ -300,9 +298,7 @@ def test_ranks_that_cut_a_round_from_other_samples_are_told_so(contents, alike):
     with (
         contextlib.nullcontext()
         if alike
-        else pytest.raises(
-            PlanMismatchError, match=r"round 0: ranks \[1\] cut the round from other samples than rank 0"
-        )
+        else pytest.raises(PlanMismatchError, match=r"round 0: ranks \[1\].*samples.*rank 0")
     ):
         balancers[0].agree(sum(vectors))
 
@@ -338,11 +334,11 @@ def test_an_abandoned_round_leaves_no_trace():
 @pytest.mark.parametrize(
     ("calls", "message"),
     [
-        (["begin", "begin"], r"Finish every micro-batch before the next one"),
-        (["begin", "report", "begin"], "asked for before the last one was used"),
-        (["report"], "expected to be computing a micro-batch, but this rank is between two rounds"),
-        (["pause"], "expected to be computing"),
-        (["begin", "report", "abandon"], "cannot be abandoned"),
+        (["begin", "begin"], "every micro-batch"),
+        (["begin", "report", "begin"], "next batch"),
+        (["report"], r"computing.*between two rounds"),
+        (["pause"], "computing"),
+        (["begin", "report", "abandon"], "abandoned"),
     ],
 )
 def test_calls_out_of_order_say_what_was_expected(calls, message):
@@ -361,10 +357,10 @@ def test_calls_out_of_order_say_what_was_expected(calls, message):
 
 def test_plans_beyond_the_lead_and_a_late_change_of_it_are_refused():
     job = Job(BSP(), [1.0], 4)
-    with pytest.raises(RoundStateError, match="known up to 0 rounds ahead, asked for 1"):
+    with pytest.raises(RoundStateError, match=r"0 rounds ahead.* 1\b"):
         job.balancers[0].plan(1)
     job.round()
-    with pytest.raises(RoundStateError, match=r"fixed 0 rounds ahead since training began.*same num_workers"):
+    with pytest.raises(RoundStateError, match=r"0 rounds ahead.*num_workers"):
         job.balancers[0].set_lead(1)
     job.balancers[0].set_lead(0)  # no change: a second loader of the same kind
 
@@ -372,9 +368,9 @@ def test_plans_beyond_the_lead_and_a_late_change_of_it_are_refused():
 @pytest.mark.parametrize(
     ("global_batch", "error", "message"),
     [
-        (3, ValueError, "at least the number of ranks.*got 3 for 4 ranks"),
-        (2.5, TypeError, "must be an integer number of samples, got 2.5"),
-        (True, TypeError, "must be an integer number of samples, got True"),
+        (3, ValueError, r"global_batch.* 3 .* 4 ranks"),
+        (2.5, TypeError, r"global_batch.* 2\.5"),
+        (True, TypeError, r"global_batch.* True"),
     ],
 )
 def test_an_impossible_global_batch_is_named(global_batch, error, message):
@@ -578,7 +574,7 @@ def test_a_round_whose_gathered_part_is_lost_begins_again_with_its_limit_known_a
 def test_a_single_sample_that_does_not_fit_is_the_end():
     balancer = Job(BSP(), [1.0, 1.0], 2).balancers[0]
     balancer.begin(MicroBatch(balancer.plan(), 1))
-    with pytest.raises(HeteroError, match="rank 0 has no memory for one sample; use a smaller model"):
+    with pytest.raises(HeteroError, match=r"rank 0 .*memory.*smaller model"):
         balancer.out_of_memory()
 
 
@@ -599,10 +595,10 @@ def test_a_resumed_balancer_plans_as_the_first_would_have():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"policy": "bsp"}, r"of a training with \{'policy': 'bsp'\}, this one has \{'policy': 'lb-bsp'\}"),
+        ({"policy": "bsp"}, r"\{'policy': 'bsp'\}.*\{'policy': 'lb-bsp'\}"),
         ({"global_batch": 7}, "'global_batch': 7"),
-        ({"plans": []}, "make the loader with the same num_workers"),
-        ({"version": 0}, "state of the balance has version 0, .*resume with the version"),
+        ({"plans": []}, "num_workers"),
+        ({"version": 0}, r"version 0.*resume"),
     ],
 )
 def test_the_state_of_another_training_is_refused(change, message):

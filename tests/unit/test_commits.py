@@ -132,13 +132,13 @@ def test_a_number_of_the_users_own_is_kept():
 @pytest.mark.parametrize(
     ("value", "error", "message"),
     [
-        ("often", ValueError, "commits must be a number of rounds or 'auto', got 'often'; give 1"),
+        ("often", ValueError, r"commits.* 'often'.*give 1"),
         (
             0,
             ValueError,
-            "commits must be at least 1, got 0; 'auto' keeps to a hundredth of the time, and give 1",
+            r"commits.* 0\b.*'auto'.*give 1",
         ),
-        (1.5, TypeError, "commits must be an integer, got 1.5"),
+        (1.5, TypeError, r"commits.* 1\.5.*give 1"),
     ],
 )
 def test_what_is_no_number_of_rounds_is_refused(value, error, message):

@@ -45,14 +45,14 @@ class Ranks:
 def test_once_like_ranks_agree_to_the_bit_a_later_difference_is_told_at_once():
     ranks = Ranks(7, 7, 7)
     ranks.alike(12)
-    with pytest.raises(PlanMismatchError, match=r"round 13: ranks \[2\] .* rank 0 \(here 'second', in its last bits\)"):
+    with pytest.raises(PlanMismatchError, match=r"round 13: ranks \[2\].* parameters.*rank 0 .*'second'.*last bits"):
         ranks.show([2.0] * 3, [5, 5, 6])
 
 
 def test_the_size_of_a_difference_is_told():
     ranks = Ranks(7, 7, 7)
     ranks.alike(12)
-    with pytest.raises(PlanMismatchError, match=r"ranks \[1\] .* rank 0 \(here 'second', by 1\.0e-0[56] of its size\)"):
+    with pytest.raises(PlanMismatchError, match=r"ranks \[1\].* parameters.*rank 0 .*'second'.* 1\.0e-0[56]"):
         ranks.show([2.0, 2.00002, 2.0], [5, 6, 5])
 
 
@@ -67,7 +67,7 @@ def test_a_last_bit_of_half_precision_is_no_difference_of_unlike_processors():
     ranks = Ranks(7, 7, 8, width=2)
     for _ in range(20):
         ranks.show([2.0, 2.0, 2.0 * (1 + 5e-4)], [5, 5, 6])
-    with pytest.raises(PlanMismatchError, match="hold other parameters"):
+    with pytest.raises(PlanMismatchError, match=" parameters"):
         ranks.show([2.0, 2.0, 2.0 * (1 + 2e-3)], [5, 5, 6])
 
 
@@ -87,7 +87,7 @@ def test_what_rounding_explains_grows_with_the_rounds_since_the_bits_were_the_sa
     close = Ranks(7, 7, 8)
     for _ in range(10):
         close.show([2.0] * 3, told_bits)
-    with pytest.raises(PlanMismatchError, match="hold other parameters than rank 0"):
+    with pytest.raises(PlanMismatchError, match=r" parameters.*rank 0"):
         close.show([2.0, 2.0, 2.0 * (1 + 3.3e-5)], [5, 5, 6])
 
 
@@ -101,7 +101,7 @@ def test_a_rank_that_shows_nothing_agrees_with_all():
     ranks = Ranks(7, 7, 7)
     for _ in range(12):
         ranks.show([0.0, 2.0, 2.0], [7, 5, 5])
-    with pytest.raises(PlanMismatchError, match=r"ranks \[2\] hold other parameters than rank 1"):
+    with pytest.raises(PlanMismatchError, match=r"ranks \[2\].* parameters.*rank 1"):
         ranks.show([0.0, 2.0, 3.0], [7, 5, 6])
 
 
@@ -110,7 +110,7 @@ def test_parameters_that_are_not_finite_on_all_ranks_are_no_sign_of_ranks_that_p
     ranks = Ranks(*kernels)
     for _ in range(20):
         ranks.show([math.nan] * 3, [5, 5, 6])
-    with pytest.raises(PlanMismatchError, match=r"ranks \[2\] hold other parameters"):
+    with pytest.raises(PlanMismatchError, match=r"ranks \[2\].* parameters"):
         ranks.show([2.0, 2.0, math.nan], [5, 5, 6])
 
 

@@ -321,7 +321,7 @@ def test_telemetry_that_cannot_be_opened_after_a_reset_ends_alone(tmp_path, monk
     monkeypatch.setattr(Session, "goes_on", False)
     (tmp_path / "file").write_text("")
     path = tmp_path / "file" / "run.jsonl"
-    with pytest.raises(OSError, match="its folder is a file"):
+    with pytest.raises(OSError, match="folder"):
         Session("bsp", 0, 1, 8, path)
     State(copy.deepcopy, lambda: 0).reset()
     training = Session("bsp", 0, 1, 8, path)

@@ -106,14 +106,14 @@ def test_ranks_that_go_their_own_ways_in_any_of_the_rounds_are_found_out():
         for _ in range(30):
             job.round(data=[7, 7])
 
-    with pytest.raises(PlanMismatchError, match=r"round 15: ranks \[1\] follow another plan"):
+    with pytest.raises(PlanMismatchError, match=r"round 15: ranks \[1\].* plan"):
         go_on()
 
 
 def test_a_loss_that_is_not_finite_is_told():
     job = Job(BSP, [60.0, 60.0], 120)
     job.round(broken=1.0)
-    with pytest.raises(HeteroError, match=r"round 0: the gradient of ranks \[0, 1\] is not finite"):
+    with pytest.raises(HeteroError, match=r"round 0: .*gradient.*ranks \[0, 1\]"):
         job.round()
 
 

@@ -74,11 +74,11 @@ def test_micro_batches_are_at_most_as_large_as_asked_for():
 @pytest.mark.parametrize(
     ("samples", "micro_batches", "message"),
     [
-        ((1, 2), (1,), "as many ranks as samples, 2; got 1"),
-        ((3,), (4,), "rank 0: 3 samples cannot be cut into 4"),
-        ((0, 1), (1, 1), "rank 0: 0 samples cannot be cut into 1"),
-        ((5, 4), (1, 0), "rank 1: 4 samples cannot be cut into 0"),
-        ((MAX_ROUND_SAMPLES, 1), (1, 1), f"at most {MAX_ROUND_SAMPLES} samples"),
+        ((1, 2), (1,), r"micro_batches.* 2\b.* 1\b"),
+        ((3,), (4,), r"rank 0: .*3 .* 4 "),
+        ((0, 1), (1, 1), r"rank 0: .*0 .* 1 "),
+        ((5, 4), (1, 0), r"rank 1: .*4 .* 0 "),
+        ((MAX_ROUND_SAMPLES, 1), (1, 1), f"{MAX_ROUND_SAMPLES}.*lower global_batch"),
     ],
 )
 def test_an_impossible_plan_is_refused_by_name(samples, micro_batches, message):

@@ -100,7 +100,7 @@ def test_rounds_of_nothing_but_a_sum_of_gradients(policy, sync, sums):
 
 
 def test_a_patience_that_is_none_is_refused():
-    with pytest.raises(TypeError, match=r"patience must be a Patience, got 30; write patience=hvd_hetero\.watchdog"):
+    with pytest.raises(TypeError, match=r"patience.* 30\b.*patience=hvd_hetero\.watchdog"):
         Session("bsp", 0, 1, 8, patience=30)
 
 

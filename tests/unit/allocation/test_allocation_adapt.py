@@ -131,14 +131,14 @@ def test_one_noisy_epoch_is_not_rest() -> None:
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: adapt([0, 4], [1.0, 1.0]), ValueError, r"counts\[0\] must be at least 1, got 0"),
-        (lambda: adapt([1, 2, 3], [1.0, 1.0]), ValueError, r"counts must be one integer or one per worker"),
-        (lambda: adapt([2**62, 2**62], [1.0, 1.0]), ValueError, r"counts must sum to less than 2\*\*63, got .* 92233"),
-        (lambda: adapt([1.5, 2.5], [1.0, 1.0]), TypeError, r"counts must be an integer"),
-        (lambda: adapt([], []), ValueError, r"compute_seconds must hold one number per worker"),
-        (lambda: settled([[1, 2]], window=1), ValueError, r"window must be at least 2, got 1"),
-        (lambda: settled([[1, 2]], tolerance=-1), ValueError, r"tolerance must be at least 0, got -1"),
-        (lambda: settled([[1, 2, 3], [1, 2], [1, 2]]), ValueError, r"history must be .* got shape \(3,\)"),
+        (lambda: adapt([0, 4], [1.0, 1.0]), ValueError, r"counts\[0\].* 0"),
+        (lambda: adapt([1, 2, 3], [1.0, 1.0]), ValueError, "counts"),
+        (lambda: adapt([2**62, 2**62], [1.0, 1.0]), ValueError, r"counts.* 92233"),
+        (lambda: adapt([1.5, 2.5], [1.0, 1.0]), TypeError, "counts"),
+        (lambda: adapt([], []), ValueError, "compute_seconds"),
+        (lambda: settled([[1, 2]], window=1), ValueError, r"window.* 1"),
+        (lambda: settled([[1, 2]], tolerance=-1), ValueError, r"tolerance.* -1"),
+        (lambda: settled([[1, 2, 3], [1, 2], [1, 2]]), ValueError, r"history.*\(3,\)"),
     ],
 )
 def test_bad_input_is_named(call, error, message) -> None:

@@ -142,26 +142,26 @@ def test_seconds_of_a_batch() -> None:
     assert [gamma.seconds(x) for x in (0, 1, 4, 6, 10, 11)] == [0.0, 3.0, 3.0, 4.0, 6.0, math.inf]
     assert Gamma(0.5, 1.0, 4, None).seconds(10**6) == 500001.0
     for bad in (-1, math.nan, math.inf):
-        with pytest.raises(ValueError, match="batch must be finite and >= 0"):
+        with pytest.raises(ValueError, match="batch"):
             gamma.seconds(bad)
 
 
 @pytest.mark.parametrize(
     ("batch", "seconds", "error", "message"),
     [
-        ([1, 2], [1.0, 2.0], ValueError, r"at least 3 different sizes .* got \[1, 2\]"),
-        ([1, 1, 2, 2], [1.0, 1.0, 2.0, 2.0], ValueError, r"at least 3 different sizes"),
-        ([2, 3, 4, 5], [math.inf, 1.0, 2.0, 3.0], ValueError, r"at least 3 different sizes .* got \[\]"),
-        ([1, 2, 3], [1.0, 1.0, 1.0], ValueError, r"seconds must rise with batch, got a slope of 0 .* 1 to 3"),
-        ([1, 2, 3], [3.0, 2.0, 1.0], ValueError, r"seconds must rise with batch"),
-        ([1, 2, 3, 4, 5, 6, 7], [7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0], ValueError, r"seconds must rise with batch"),
-        ([1, 2, 3, 4], [1.0, 6.0, 29.0, 29.0], ValueError, r"positive at every measured size, got .* sizes near 1"),
-        ([1, 2, 3, 4], [1.0, 3.0, 17.0, 19.0], ValueError, r"positive at every measured size, got .* sizes near 1"),
-        ([1, 2, 3], [1.0, math.nan, 3.0], ValueError, r"seconds\[1\] must be positive, got nan"),
-        ([1, 2, 3], [1.0, 0.0, 3.0], ValueError, r"seconds\[1\] must be positive, got 0.0"),
-        ([1, 0, 3], [1.0, 2.0, 3.0], ValueError, r"batch\[1\] must be at least 1, got 0"),
-        ([1, 2], [1.0, 2.0, 3.0], ValueError, r"batch must be .* got shape \(2,\)"),
-        ([1.0, 2.0, 3.0], [1.0, 2.0, 3.0], TypeError, r"batch must be an integer"),
+        ([1, 2], [1.0, 2.0], ValueError, r"batch.*\[1, 2\]"),
+        ([1, 1, 2, 2], [1.0, 1.0, 2.0, 2.0], ValueError, r"batch.*\[1, 2\]"),
+        ([2, 3, 4, 5], [math.inf, 1.0, 2.0, 3.0], ValueError, r"batch.*\[\]"),
+        ([1, 2, 3], [1.0, 1.0, 1.0], ValueError, r"seconds.* 0 .*larger batches"),
+        ([1, 2, 3], [3.0, 2.0, 1.0], ValueError, "seconds"),
+        ([1, 2, 3, 4, 5, 6, 7], [7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0], ValueError, "seconds"),
+        ([1, 2, 3, 4], [1.0, 6.0, 29.0, 29.0], ValueError, r"seconds.*near 1"),
+        ([1, 2, 3, 4], [1.0, 3.0, 17.0, 19.0], ValueError, r"seconds.*near 1"),
+        ([1, 2, 3], [1.0, math.nan, 3.0], ValueError, r"seconds\[1\].* nan"),
+        ([1, 2, 3], [1.0, 0.0, 3.0], ValueError, r"seconds\[1\].* 0\.0"),
+        ([1, 0, 3], [1.0, 2.0, 3.0], ValueError, r"batch\[1\].* 0"),
+        ([1, 2], [1.0, 2.0, 3.0], ValueError, r"batch.*\(2,\)"),
+        ([1.0, 2.0, 3.0], [1.0, 2.0, 3.0], TypeError, "batch"),
     ],
 )
 def test_bad_measurements_are_named(batch, seconds, error, message) -> None:

@@ -151,7 +151,7 @@ def test_many_workers_with_large_totals_do_not_overflow(slope: float) -> None:
     shares = minimax(np.full(3000, slope), 0, 0, largest, 0, 2**62).shares
     assert sum(shares.tolist()) == largest
     assert shares.min() >= 0
-    with pytest.raises(ValueError, match=rf"total must be at least 0 and below {largest + 1}, got {largest + 1}"):
+    with pytest.raises(ValueError, match=rf"total.* {largest + 1}"):
         minimax(np.full(3000, slope), 0, 0, largest + 1, 0, 2**62)
 
 
@@ -269,19 +269,19 @@ def test_many_units_of_few_workers_are_found_by_halving(spread: float) -> None:
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"lower": [6, 6]}, ValueError, r"sum of lower, 12 over 2 workers, got X=10; rank 0 .* lower\[0\]=6"),
-        ({"upper": [5, 4]}, ValueError, r"sum of upper, 9 over 2 workers, got X=10; rank 1 .* upper\[1\]=4"),
-        ({"lower": [1, 7], "upper": [9, 6]}, ValueError, r"leave rank 1 .* lower\[1\]=7 and upper\[1\]=6 for X=10"),
-        ({"lower": 3, "upper": [10, 4], "multiple_of": 5}, ValueError, r"leave rank 1 a multiple of multiple_of=5"),
-        ({"multiple_of": 3}, ValueError, r"use total=9 or 12"),
-        ({"slope": [1.0, -1.0]}, ValueError, r"slope\[1\] must be finite and >= 0, got -1.0"),
-        ({"slope": []}, ValueError, r"slope must hold one number per worker"),
-        ({"intercept": [0.0, float("nan")]}, ValueError, r"intercept\[1\] must be finite, got nan"),
-        ({"intercept": float("-inf")}, ValueError, r"intercept\[0\] must be finite, got -inf"),
-        ({"comm": [0.0, -0.1]}, ValueError, r"comm\[1\] must be finite and >= 0, got -0.1"),
-        ({"comm": [0.0]}, ValueError, r"comm must hold one number per worker, shape \(2,\), got shape \(1,\)"),
-        ({"upper": 9.5}, TypeError, r"upper must be an integer"),
-        ({"total": 2**53}, ValueError, r"total must be at least 0 and below 9007199254740992"),
+        ({"lower": [6, 6]}, ValueError, r"total.* 12 .*X=10.*lower\[0\]=6"),
+        ({"upper": [5, 4]}, ValueError, r"total.* 9 .*X=10.*upper\[1\]=4"),
+        ({"lower": [1, 7], "upper": [9, 6]}, ValueError, r"rank 1 .*lower\[1\]=7.*upper\[1\]=6"),
+        ({"lower": 3, "upper": [10, 4], "multiple_of": 5}, ValueError, r"rank 1 .*multiple_of=5"),
+        ({"multiple_of": 3}, ValueError, r"multiple_of=3.*total=9 or 12"),
+        ({"slope": [1.0, -1.0]}, ValueError, r"slope\[1\].* -1\.0"),
+        ({"slope": []}, ValueError, "slope"),
+        ({"intercept": [0.0, float("nan")]}, ValueError, r"intercept\[1\].* nan"),
+        ({"intercept": float("-inf")}, ValueError, r"intercept\[0\].* -inf"),
+        ({"comm": [0.0, -0.1]}, ValueError, r"comm\[1\].* -0\.1"),
+        ({"comm": [0.0]}, ValueError, r"comm.*\(1,\)"),
+        ({"upper": 9.5}, TypeError, "upper"),
+        ({"total": 2**53}, ValueError, "total"),
     ],
 )
 def test_infeasible_input_is_named(solve, change, error, message) -> None:
@@ -301,9 +301,9 @@ def test_infeasible_input_is_named(solve, change, error, message) -> None:
 
 def test_times_beyond_floats_are_named() -> None:
     """A slope whose seconds overflow is an error, not a plan."""
-    with pytest.raises(ValueError, match=r"slope times samples must be a finite number of seconds, got slope 1e\+308"):
+    with pytest.raises(ValueError, match=r"slope.* 1e\+308"):
         minimax([1e308, 1e308], 0, 0, 10**6, 0, 10**6)
-    with pytest.raises(ValueError, match=r"finite number of seconds, got 1e\+308 x 10 \+ 0 \+ 0 for rank 0"):
+    with pytest.raises(ValueError, match=r"slope.* 1e\+308 x 10 \+ 0 \+ 0 .*rank 0"):
         minimax([1e308], 0, 0, 10, 10, 10)
-    with pytest.raises(ValueError, match=r"finite number of seconds, got 1 x 0 \+ 1e\+308 \+ 1e\+308 for rank 1"):
+    with pytest.raises(ValueError, match=r"comm.* 1 x 0 \+ 1e\+308 \+ 1e\+308 .*rank 1"):
         minimax([1, 1], [0, 1e308], [0, 1e308], 3, 0, 3)

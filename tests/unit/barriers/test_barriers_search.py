@@ -158,18 +158,18 @@ def test_integers_stay_exact():
 @pytest.mark.parametrize(
     ("ends", "message"),
     [
-        ([1.0, 2.0], r"matrix \(workers, R\)"),
-        (np.empty((0, 3)), "at least one worker"),
-        (np.empty((3, 0)), "at least one worker"),
-        ([[1.0, 2.0], [2.0, 2.0]], "strictly increasing numbers, got 2.0 and then 2.0 at worker 1"),
-        ([[1.0, np.nan, 3.0]], "strictly increasing"),
-        ([[1.0], [np.nan]], "finite, got nan to nan at worker 1"),
-        ([[1.0, np.inf]], "finite, got 1.0 to inf at worker 0"),
-        ([[-np.inf, 1.0]], "finite"),
-        ([[1.0, 2.0], [3.0]], "rows of different lengths"),
-        (np.array([[2**63, 2**63 + 5]], dtype=np.uint64), r"below 2\*\*63, got 9223372036854775813"),
-        ([[-(2**63)], [2**63 - 1]], "differences are int64 numbers, got -9223372036854775808 to 9223372036854775807"),
-        ([[-1.7e308], [1.7e308]], "differences are float64 numbers"),
+        ([1.0, 2.0], r"ends.*\(2,\)"),
+        (np.empty((0, 3)), r"ends.*\(0, 3\)"),
+        (np.empty((3, 0)), r"ends.*\(3, 0\)"),
+        ([[1.0, 2.0], [2.0, 2.0]], r"ends.* 2\.0 .* 2\.0 .*worker 1"),
+        ([[1.0, np.nan, 3.0]], r"ends.* nan .*worker 0"),
+        ([[1.0], [np.nan]], r"ends.* nan .*worker 1"),
+        ([[1.0, np.inf]], r"ends.* inf .*worker 0"),
+        ([[-np.inf, 1.0]], r"ends.* -inf .*worker 0"),
+        ([[1.0, 2.0], [3.0]], r"ends.*lengths"),
+        (np.array([[2**63, 2**63 + 5]], dtype=np.uint64), r"ends.* 9223372036854775813"),
+        ([[-(2**63)], [2**63 - 1]], r"ends.* -9223372036854775808 .* 9223372036854775807"),
+        ([[-1.7e308], [1.7e308]], r"ends.* -1\.7e\+308"),
     ],
 )
 def test_bad_ends_are_refused(search, ends, message):
@@ -182,7 +182,7 @@ def test_bad_ends_are_refused(search, ends, message):
 @pytest.mark.parametrize("ends", [[["1", "2"]], [[1j, 2.0]], [[None, 1.0]], [[2**64, 2**65]]])
 def test_ends_of_other_types_are_refused(search, ends):
     """Text, complex numbers, nothing, and integers beyond 64 bits are a type error, not a guess."""
-    with pytest.raises(TypeError, match="ends must be numbers, got"):
+    with pytest.raises(TypeError, match="ends"):
         search(ends)
 
 

@@ -72,9 +72,9 @@ def test_the_mean_model_learns_the_digits():
 @pytest.mark.parametrize(
     ("speeds", "batch", "more", "message"),
     [
-        ([1.0], 8, {}, "at least 2 workers, got 1"),
-        ([1.0, 1.0], 0, {}, "batch must be at least 1 sample per worker, got 0"),
-        ([1.0, 1.0], 8, {"data": WholeRounds(8, shuffle=False, seed=0)}, "data and models go together"),
+        ([1.0], 8, {}, r"cluster.* 1\b"),
+        ([1.0, 1.0], 0, {}, r"batch.* 0"),
+        ([1.0, 1.0], 8, {"data": WholeRounds(8, shuffle=False, seed=0)}, "data and models"),
     ],
 )
 def test_what_cannot_be_simulated_is_refused(speeds, batch, more, message):

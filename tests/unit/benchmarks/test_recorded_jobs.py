@@ -45,5 +45,5 @@ def test_stamps_of_some_workers_alone_are_no_rounds_and_the_first_of_two_records
 
 
 def test_a_job_whose_workers_share_no_moment_is_refused(alibaba, tmp_path):
-    with pytest.raises(ValueError, match="time stamps that all 2 workers share, and has none"):
+    with pytest.raises(ValueError, match="2 workers"):
         alibaba.cluster(job(tmp_path / "job.csv", [(0, 1, 100), (1, 2, 100)]))

@@ -33,11 +33,11 @@ def test_an_address_that_is_not_ours_counts_as_none(monkeypatch, missing):
 
 
 GATHERED = {
-    "too few": (lambda e: e[:1], "in order of rank"),
-    "out of order": (lambda e: e[::-1], "in order of rank"),
-    "another size": (lambda e: [e[0], e[1] | {"size": 3}], "size should be"),
+    "too few": (lambda e: e[:1], r"gather.*rank"),
+    "out of order": (lambda e: e[::-1], r"gather.*rank"),
+    "another size": (lambda e: [e[0], e[1] | {"size": 3}], r"\bsize\b"),
     "another version": (lambda e: [e[0], e[1] | {"version": 1}], "version"),
-    "not ours": (lambda e: [e[0], b"\x80nonsense"], "no rank of this version"),
+    "not ours": (lambda e: [e[0], b"\x80nonsense"], r"gather.*nonsense"),
     "an unreachable rank": (lambda e: [e[0], e[1] | {"addresses": [], "troubles": "no luck"}], "rank 1 .*no luck"),
 }
 
@@ -73,7 +73,7 @@ def test_a_rank_that_cannot_listen_takes_part_in_the_gather(monkeypatch):
         told.append(payload)
         return [payload, json.dumps(json.loads(payload) | {"rank": 1}).encode()]
 
-    with pytest.raises(HeteroError, match=r"rank 0 .*no-such-host\.invalid.*horovodrun --network-interface"):
+    with pytest.raises(HeteroError, match=r"rank 0 .*no-such-host\.invalid.*--network-interface"):
         addressing.gather_directory(0, 2, *addressing.listen(), gather)
     assert len(told) == 1
 
@@ -108,7 +108,7 @@ def test_loopback_of_another_host_is_not_tried():
 def test_a_host_that_others_cannot_reach_is_told_on_all_ranks(monkeypatch):
     """Its own name means loopback, and it has no other address: rounds would wait for the slowest, and say nothing."""
     monkeypatch.setenv("HOROVOD_GLOO_IFACE", "lo")
-    with pytest.raises(HeteroError, match=r"rank 0 .*has loopback addresses alone .*--network-interface.*/etc/hosts"):
+    with pytest.raises(HeteroError, match=r"rank 0 .*loopback.*--network-interface.*/etc/hosts"):
         gathered(lambda e: [e[0], e[1] | {"host": "elsewhere"}])
 
 

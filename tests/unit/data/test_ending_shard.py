@@ -116,7 +116,7 @@ def test_a_state_goes_on_where_every_rank_stood():
     for _, shard in other:
         shard.load_state_dict(state)
     assert play_round(other)[0] == play_round(group)[0] == [[(0, 2), (0, 3)], [(1, 2)]]
-    with pytest.raises(ValueError, match="the state is of 2 ranks, this job has 1"):
+    with pytest.raises(ValueError, match=r"state.* 2 ranks.* 1\b.*resume"):
         EndingShard(lambda epoch: iter(range(9)), 0, 1).load_state_dict(state)
-    with pytest.raises(ValueError, match="at least 2 samples on rank 1, this one has 1"):
+    with pytest.raises(ValueError, match=r"state.* 2 samples.*rank 1.* 1\b.*resume"):
         EndingShard(lambda epoch: iter(range(1)), 1, 2).load_state_dict(state)

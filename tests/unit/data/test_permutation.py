@@ -88,8 +88,8 @@ def test_the_fingerprint_changes_with_every_round_and_epoch():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"length": 0}, "at least one sample.*check what"),
-        ({"length": 5, "seed": -1}, "seed must be at least 0, got -1; give"),
+        ({"length": 0}, r"dataset.* 0\b"),
+        ({"length": 5, "seed": -1}, r"seed.* -1"),
     ],
 )
 def test_bad_arguments_are_named(arguments, message):
@@ -145,7 +145,7 @@ def test_an_interrupted_order_goes_on_as_if_it_had_not_been(lead, least, length)
 def test_taking_beyond_the_end_is_an_error():
     order = SharedPermutation(4)
     order.take(RoundPlan.of([4]), 0)
-    with pytest.raises(ValueError, match="no samples left"):
+    with pytest.raises(ValueError, match=r"epoch.*start the next"):
         order.take(RoundPlan.of([4]), 0)
 
 
@@ -221,7 +221,7 @@ def test_an_epoch_resumed_anywhere_does_what_was_left_of_it(lead, stop):
 
 def test_the_state_of_another_order_is_refused_with_what_differs():
     state = SharedPermutation(60, shuffle=True, seed=4).state_dict()
-    with pytest.raises(ValueError, match=r"order with \{'seed': 4\}, this one has \{'seed': 5\}; resume with the same"):
+    with pytest.raises(ValueError, match=r"\{'seed': 4\}.*\{'seed': 5\}.*resume"):
         SharedPermutation(60, shuffle=True, seed=5).load_state_dict(state)
-    with pytest.raises(ValueError, match="version 9, and this program reads version 2; resume with the version"):
+    with pytest.raises(ValueError, match=r"version 9.*version 2.*resume"):
         SharedPermutation(60).load_state_dict(state | {"version": 9})

@@ -102,7 +102,7 @@ def test_a_stream_that_became_shorter_is_told():
     stream = shared(10)
     stream.take(RoundPlan.of([4, 4]), 0)
     stream.finish([4, 4])
-    with pytest.raises(ValueError, match="at least 9 samples, this one has 5; resume with the same data"):
+    with pytest.raises(ValueError, match=r"state.* 9 samples.* 5\b.*resume"):
         shared(5).load_state_dict(stream.state_dict())
 
 
@@ -177,34 +177,30 @@ def test_any_rank_goes_on_in_its_own_shard_from_the_state_of_one(rank):
     ids=["whole", "shard"],
 )
 def test_a_state_of_other_readers_is_refused_for_samples_came_in_another_order(make):
-    with pytest.raises(
-        ValueError, match="read with num_workers=2, this loader has num_workers=0; resume with the same"
-    ):
+    with pytest.raises(ValueError, match=r"num_workers=2.*num_workers=0.*resume"):
         make(0).load_state_dict(make(2).state_dict())
 
 
 def test_mistakes_are_told_with_the_way_out():
-    with pytest.raises(ValueError, match="rank 1's part of the stream has no samples; give every rank one"):
+    with pytest.raises(ValueError, match=r"rank 1.*no samples.*stream='whole'"):
         shards(0, rank=1).take(RoundPlan.of([1, 1]), 1)
     for wrong in (0, -1):
-        with pytest.raises(
-            ValueError, match=r"rounds_per_epoch must be at least 1, got.*the same number on every rank"
-        ):
+        with pytest.raises(ValueError, match=r"rounds_per_epoch.*every rank"):
             ShardStream(lambda number: [], wrong, 0, 2)
-    with pytest.raises(ValueError, match="state is of 3 ranks, this job has 2"):
+    with pytest.raises(ValueError, match=r"state.* 3 ranks.* 2\b.*resume"):
         shards(3, 0).load_state_dict(shards(3, 0).state_dict() | {"done": [1, 1, 1]})
     for stream in (shared(3), shards(3, 0)):
-        with pytest.raises(ValueError, match="this program reads version 2; resume with the version"):
+        with pytest.raises(ValueError, match=r"version 7.*version 2.*resume"):
             stream.load_state_dict({"version": 7, "stream": stream.kind})
-    with pytest.raises(ValueError, match="state is of stream='shard', this loader has stream='whole'"):
+    with pytest.raises(ValueError, match=r"stream='shard'.*stream='whole'.*resume"):
         shared(3).load_state_dict(shards(3, 0).state_dict())
-    with pytest.raises(ValueError, match="state is of data with random access"):
+    with pytest.raises(ValueError, match=r"random access.*stream='whole'.*resume"):
         shared(3).load_state_dict(SharedPermutation(3).state_dict())
     empty = shared(0)
     assert not empty.holds(1)
-    with pytest.raises(ValueError, match="at least one sample on every rank, and epoch 0 had none on every rank"):
+    with pytest.raises(ValueError, match=r"sample.*every rank.*epoch 0 "):
         empty.take(RoundPlan.of([1, 1]), 0)
     over = shared(2)
     over.take(RoundPlan.of([1, 1]), 0)
-    with pytest.raises(ValueError, match="no samples left; start the next one"):
+    with pytest.raises(ValueError, match=r"epoch.*start the next"):
         over.take(RoundPlan.of([1, 1]), 0)

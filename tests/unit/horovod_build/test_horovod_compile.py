@@ -92,7 +92,7 @@ def test_a_failing_build_shows_the_end_of_the_log(
     broken = FAKE_FILES | {"setup.py": "raise SystemExit('ops.cc:1: error: no such type')"}
     sdist = make_sdist(tmp_path / "sdist", broken, monkeypatch)
     monkeypatch.setattr(command, "find_toolchain", lambda environ: TOOLS)
-    with pytest.raises(HorovodBuildError, match="Horovod did not build") as caught:
+    with pytest.raises(HorovodBuildError, match="Horovod") as caught:
         command.ensure_wheel(torch_plan, cache, os.environ, SILENT, jobs=1, sdist=sdist)
     log = cache.entry(torch_plan.parts[0]) / "build.log"
     assert "ops.cc:1: error: no such type" in str(caught.value)
@@ -107,12 +107,12 @@ def test_a_framework_for_cuda_without_its_toolkit_is_told_with_three_ways_out(
     broken = FAKE_FILES | {"setup.py": "raise SystemExit('Could NOT find CUDAToolkit (missing: CUDA_CUDART)')"}
     sdist = make_sdist(tmp_path / "sdist", broken, monkeypatch)
     monkeypatch.setattr(command, "find_toolchain", lambda environ: TOOLS)
-    with pytest.raises(HorovodBuildError, match="torch was built for CUDA") as caught:
+    with pytest.raises(HorovodBuildError, match=r"torch.*CUDA") as caught:
         command.ensure_wheel(torch_plan, cache, os.environ, SILENT, jobs=1, sdist=sdist)
     assert "leave torch out by HOROVOD_WITHOUT_PYTORCH=1" in str(caught.value)
     assert str(caught.value).endswith("build.log")
     asking = plan.make_plan(torch_plan.frameworks, {"HOROVOD_GPU_OPERATIONS": "NCCL", "PATH": ""})
-    with pytest.raises(HorovodBuildError, match="HOROVOD_GPU_OPERATIONS asks for operations on GPUs"):
+    with pytest.raises(HorovodBuildError, match="HOROVOD_GPU_OPERATIONS"):
         command.ensure_wheel(asking, cache, os.environ, SILENT, jobs=1, sdist=sdist)
 
 
@@ -127,7 +127,7 @@ def test_what_is_wrong_is_shown_however_far_up(tmp_path: Path, said: str, wrong:
     """The message holds it, with make's chatter after it. CMake's stands below the line that is marked as an error."""
     program = tmp_path / "program.py"  # the log begins with the command, which must not say it
     program.write_text(f"import sys; print({said!r}); print('chatter\\n' * 100); sys.exit(2)")
-    with pytest.raises(HorovodBuildError, match=r"it failed \(exit code 2\)") as caught:
+    with pytest.raises(HorovodBuildError, match="exit code 2") as caught:
         process.run_logged([sys.executable, str(program)], log=tmp_path / "log", doing="it failed")
     assert wrong in str(caught.value)
 

@@ -165,7 +165,7 @@ def test_an_empty_variable_is_none(usual: Path, name: str) -> None:
 @pytest.mark.parametrize("name", ["HOROVOD_GPU_OPERATIONS", "HOROVOD_GPU_ALLREDUCE"])
 def test_operations_by_mpi_are_refused_without_mpi(usual: Path, name: str) -> None:
     """Horovod would compile, and hand the GPU's addresses to operations on CPUs."""
-    with pytest.raises(HorovodBuildError, match=f"{name}=MPI needs a Horovod with MPI"):
+    with pytest.raises(HorovodBuildError, match=f"{name}=MPI"):
         make_plan((TORCH,), {name: "MPI", "PATH": ""})
     variables = dict(make_plan((TORCH,), {name: "MPI", "HOROVOD_WITH_MPI": "1", "PATH": ""}).variables)
     assert "HOROVOD_WITHOUT_MPI" not in variables

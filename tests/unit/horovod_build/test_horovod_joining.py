@@ -144,12 +144,12 @@ def test_a_spare_that_ends_costs_its_host_and_the_next_idle_one_has_a_spare(monk
 
 @pytest.mark.parametrize("spares", ["-1", "one"])
 def test_an_impossible_number_of_spares_is_refused(spares, monkeypatch):
-    with pytest.raises(ValueError, match=f"HOROVOD_ELASTIC_SPARES must be an integer from 0 on, got {spares}"):
+    with pytest.raises(ValueError, match=f"HOROVOD_ELASTIC_SPARES.* {spares}"):
         Job(monkeypatch, spares=spares)
 
 
 def test_spares_need_a_limit_beyond_which_they_are(monkeypatch):
-    with pytest.raises(ValueError, match="HOROVOD_ELASTIC_SPARES needs --max-np"):
+    with pytest.raises(ValueError, match=r"HOROVOD_ELASTIC_SPARES.*--max-np"):
         Job(monkeypatch, most=None, spares=1)
 
 

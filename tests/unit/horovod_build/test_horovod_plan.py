@@ -136,12 +136,12 @@ def test_frameworks_are_found_without_importing_them(site: Path) -> None:
 def test_a_framework_whose_version_is_not_known_is_named(site: Path) -> None:
     (site / "torch").mkdir()
     (site / "torch" / "__init__.py").touch()
-    with pytest.raises(HorovodBuildError, match=r"version of torch in .* is not known"):
+    with pytest.raises(HorovodBuildError, match="version of torch"):
         plan.find_frameworks({})
 
 
 def test_no_framework_is_an_error_with_a_way_out(site: Path) -> None:
     """A mere directory called torch is not torch, and the error says what to install."""
     (site / "torch").mkdir()
-    with pytest.raises(HorovodBuildError, match=r"neither torch nor tensorflow is installed.*pip install torch"):
+    with pytest.raises(HorovodBuildError, match=r"torch.*tensorflow.*pip install torch"):
         plan.find_frameworks({})

@@ -115,7 +115,7 @@ def test_a_launch_by_a_released_horovod_imports_no_framework(released: Path) -> 
 def test_a_released_horovod_without_gloo_says_so_itself(released: Path) -> None:
     """As those of conda-forge are, which have MPI only."""
     (released / "torch" / "mpi_lib_v2.so").write_bytes(b"..13MPIController..")
-    with pytest.raises(LaunchError, match="Gloo support has not been built"):
+    with pytest.raises(LaunchError, match="Gloo"):
         launch(released.parent / "job.py", 2)
 
 

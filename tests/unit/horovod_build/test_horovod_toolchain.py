@@ -35,9 +35,9 @@ def test_all_missing_tools_are_reported_at_once(bare: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "complaint"),
     [
-        ("cmake", "echo cmake version 3.5.1", "CMake 3.13 or newer .*is 3.5"),
-        ("cmake", "echo nonsense", "a CMake that runs .*nonsense"),
-        ("c++", "echo 'error: no thread' >&2; exit 1", "a C\\+\\+17 compiler that works .*error: no thread"),
+        ("cmake", "echo cmake version 3.5.1", r"CMake 3\.13.* 3\.5"),
+        ("cmake", "echo nonsense", r"CMake.*nonsense"),
+        ("c++", "echo 'error: no thread' >&2; exit 1", r"C\+\+17.*no thread"),
     ],
 )
 def test_tools_that_do_not_do_are_reported(bare: Path, name: str, text: str, complaint: str) -> None:
@@ -69,11 +69,11 @@ def test_a_complete_toolchain_is_returned_and_handed_to_cmake(
     assert compile.build_environment(torch_plan, tools, 1, {}).items() >= tools.items()
 
 
-@pytest.mark.parametrize(("version", "complaint"), [("81.0.0", "here is 81.0.0"), (None, "it is absent")])
+@pytest.mark.parametrize(("version", "complaint"), [("81.0.0", "81.0.0"), (None, "absent")])
 def test_setuptools_must_be_below_81(monkeypatch: pytest.MonkeyPatch, version: str | None, complaint: str) -> None:
     """A setuptools that is too new, or absent, is reported with the requirement to install."""
     monkeypatch.setattr(toolchain, "installed_version", lambda name: version if name == "setuptools" else "1.0")
-    with pytest.raises(HorovodBuildError, match=f"{complaint}.*pip install 'setuptools<81'"):
+    with pytest.raises(HorovodBuildError, match=f"{complaint}.*'setuptools<81'"):
         toolchain.find_toolchain(os.environ)
 
 
@@ -82,6 +82,6 @@ def test_nothing_is_downloaded_where_tools_are_missing(
 ) -> None:
     """The tools are looked for first, and the cache is not even created."""
     monkeypatch.setattr(command, "fetch", lambda *_: pytest.fail("downloaded before the tools were checked"))
-    with pytest.raises(HorovodBuildError, match="this machine lacks"):
+    with pytest.raises(HorovodBuildError, match=r"C\+\+ compiler"):
         command.ensure_wheel(torch_plan, cache, {"PATH": str(bare)}, SILENT, jobs=1)
     assert not cache.root.exists()

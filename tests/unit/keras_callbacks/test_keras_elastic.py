@@ -43,26 +43,24 @@ def fit(model, *callbacks, **options):
 
 
 def test_a_model_without_weights_has_nothing_to_keep():
-    with pytest.raises(
-        ValueError, match=r"model must be built.*'sequential.*' is not; give it an Input, or call model"
-    ):
+    with pytest.raises(ValueError, match=r"model.*'sequential.*'.*Input"):
         KerasState(network(built=False))
 
 
 def test_a_state_needs_the_optimizer():
-    with pytest.raises(ValueError, match=r"optimizer must be given where the model is not compiled, got None; call mo"):
+    with pytest.raises(ValueError, match=r"optimizer.* None.*model\.compile"):
         KerasState(network(compiled=False))
     assert KerasState(network(compiled=False), keras.optimizers.SGD()).epoch == 0
 
 
 def test_what_horovod_itself_keeps_is_not_enough():
-    with pytest.raises(TypeError, match=r"state must be a KerasState of keras_callbacks.elastic, got ObjectState"):
+    with pytest.raises(TypeError, match=r"state.*KerasState.*ObjectState"):
         CommitStateCallback(hvd.elastic.ObjectState(None, None))
 
 
 @pytest.mark.parametrize("batches", [0, -1, 2.5, True])
 def test_commits_come_after_whole_batches(batches):
-    with pytest.raises((TypeError, ValueError), match=r"batches_per_commit must be .*larger than an epoch"):
+    with pytest.raises((TypeError, ValueError), match=r"batches_per_commit.*larger than an epoch"):
         CommitStateCallback(KerasState(network()), batches)
 
 
@@ -71,22 +69,20 @@ def test_the_state_is_of_the_model_that_is_trained():
     state = KerasState(model)
     model.compile("sgd", "mse")
     for other in (model, network()):
-        with pytest.raises(ValueError, match=r"another optimizer than this fit trains; make KerasState\(model\) after"):
+        with pytest.raises(ValueError, match=r"optimizer.*KerasState\(model\)"):
             fit(other, CommitStateCallback(state))
 
 
 def test_commits_go_with_a_load_balance():
     model = network()
-    with pytest.raises(ValueError, match=r"needs a LoadBalance.*callbacks=\[balance, CommitStateCallback\(state\)\]"):
+    with pytest.raises(ValueError, match=r"LoadBalance.*callbacks=\[balance, CommitStateCallback\(state\)\]"):
         model.fit(X, X, verbose=0, callbacks=[CommitStateCallback(KerasState(model))])
 
 
 def test_a_fit_begins_where_the_state_stands():
     model = network()
     state = KerasState(model, epoch=3)
-    with pytest.raises(
-        ValueError, match=r"begins epoch 0, and the state stands at epoch 3; .*initial_epoch=state.epoch"
-    ):
+    with pytest.raises(ValueError, match=r"epoch 0.*epoch 3.*initial_epoch=state\.epoch"):
         fit(model, CommitStateCallback(state), epochs=4)
     fit(model, CommitStateCallback(state), initial_epoch=3, epochs=5)
     assert (state.epoch, state.batch) == (5, 0)
@@ -177,9 +173,7 @@ def test_rates_and_the_rest_of_an_epoch_follow_the_global_batch(scale, expected,
 def test_a_rate_that_is_a_schedule_cannot_be_scaled():
     model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(2)])
     model.compile(keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)), "mse")
-    with pytest.raises(
-        ValueError, match=r"scale_learning_rate=True needs an optimizer whose.*this one's is a schedule"
-    ):
+    with pytest.raises(ValueError, match=r"scale_learning_rate=True.*schedule"):
         KerasState(model, scale_learning_rate=True)
 
 
@@ -216,7 +210,7 @@ def test_other_ranks_cannot_go_on_in_the_middle_of_an_epoch_of_shards(caplog):
             callbacks=[balance, CommitStateCallback(state), fails],
         )  # fmt: skip
 
-    with pytest.raises(ValueError, match=r"ranks have changed in the middle of epoch 0.*give resize_batches arrays"):
+    with pytest.raises(ValueError, match=r"epoch 0.*resize_batches"):
         run(state)
     assert "ranks must not change in the middle of an epoch" in caplog.text
 
@@ -281,7 +275,7 @@ def test_a_loop_of_ones_own_goes_on_where_the_state_stands():
 
 
 def test_values_must_have_names_of_their_own():
-    with pytest.raises(ValueError, match=r"names of their own; resets, sync mean something here already"):
+    with pytest.raises(ValueError, match=r"names.*resets, sync"):
         KerasState(network(), resets=1, sync=2)
 
 
@@ -322,7 +316,7 @@ class BrokenInValidation(keras.Sequential):
 def test_a_function_that_fails_in_the_graph_does_not_end_an_elastic_training_in_silence(kind):
     model = kind([keras.layers.Input((2,)), keras.layers.Dense(2)])
     model.compile("sgd", "mse")
-    with pytest.raises(HeteroError, match=r"(?s)a function called from the graph failed: .*no such file"):
+    with pytest.raises(HeteroError, match=r"(?s)graph.*no such file"):
         hvd.elastic.run(lambda state: fit(model, CommitStateCallback(state), validation_data=(X, X)))(KerasState(model))
 
 

@@ -46,11 +46,11 @@ def test_a_smooth_schedule_needs_the_length_of_an_epoch():
     smooth = LearningRateSchedule(1.0, lambda epoch: epoch, staircase=False)
     smooth.set_model(SimpleNamespace(optimizer=SimpleNamespace(learning_rate=0.0)))
     smooth.set_params({"steps": None})
-    with pytest.raises(ValueError, match="give fit steps_per_epoch"):
+    with pytest.raises(ValueError, match="steps_per_epoch"):
         smooth.on_train_batch_begin(1)
 
 
 @pytest.mark.parametrize("rate", [0.0, -0.1, float("nan")])
 def test_a_rate_to_multiply_is_positive(rate):
-    with pytest.raises(ValueError, match="initial_lr must be positive"):
+    with pytest.raises(ValueError, match="initial_lr"):
         LearningRateSchedule(rate, 0.1)

@@ -39,7 +39,7 @@ def test_a_loop_that_sums_gradients_twice_in_a_round_is_told_so(graph):
                 loss = tf.reduce_mean((model(x) - y) ** 2)
             weighted_gradients(tape, loss, model.trainable_variables, balance)
 
-    with pytest.raises(tf.errors.UnknownError, match=r"weighted_gradients was called twice for one batch.*sum of the"):
+    with pytest.raises(tf.errors.UnknownError, match=r"weighted_gradients.*sum of the"):
         (tf.function(step) if graph else step)(*next(balance.batches(resize_batches((X, Y), balance))))
 
 
@@ -79,7 +79,7 @@ def test_figures_are_averaged_by_name():
     assert found["b"].tolist() == [1.0, 3.0]
     assert found["c"].tolist() == [1.0, 1.0]
     assert average_by_samples(keras.metrics.Mean()(4.0), 1) == 4.0
-    with pytest.raises(ValueError, match="samples is 0 on every rank"):
+    with pytest.raises(ValueError, match=r"samples.* 0 .*every rank"):
         average_by_samples(float("nan"), 0)
 
 

@@ -113,10 +113,10 @@ def test_the_epoch_that_fit_starts_with_decides_the_order():
 def test_batches_are_known_as_far_ahead_as_plans_are_and_no_further(lead):
     queue, balancer = queue_of(lead=lead)
     queue.part(lead)
-    with pytest.raises(RoundStateError, match=r"no training with its LoadBalance is on: write model.fit\(batches, "):
+    with pytest.raises(RoundStateError, match=r"LoadBalance.*model\.fit\(batches, "):
         queue.part(lead + 1)
     queue.prepare(new=True)
-    with pytest.raises(RoundStateError, match=r"before its size was decided.*resize_batches\(…, prefetch=…\)"):
+    with pytest.raises(RoundStateError, match=r"size.*resize_batches\(…, prefetch=…\)"):
         queue.part(lead + 1)
     finish(queue, balancer, queue.take())
     if lead < 3:
@@ -138,14 +138,14 @@ def test_during_a_round_no_more_is_known_than_before_it():
     with queue.lock:
         balancer.begin(queue.take().micro_batches()[0])
     queue.part(1)
-    with pytest.raises(RoundStateError, match="before its size was decided"):
+    with pytest.raises(RoundStateError, match=r"size.*prefetch"):
         queue.part(2)
 
 
 def test_a_batch_that_was_not_cut_is_refused():
     queue, _ = queue_of()
     queue.take()
-    with pytest.raises(RoundStateError, match=r"a batch came that was not cut.*model.fit\(resize_batches"):
+    with pytest.raises(RoundStateError, match=r"model\.fit\(resize_batches"):
         queue.take()
 
 

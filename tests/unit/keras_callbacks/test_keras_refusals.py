@@ -64,14 +64,14 @@ def fit(model=None, policy="bsp", *, data=None, change=lambda batches: batches, 
 
 @pytest.mark.parametrize("policy", ["bsp", SEVERAL], ids=["one", "several"])
 def test_a_train_step_that_never_calls_the_optimizer_is_refused(policy):
-    with pytest.raises(ValueError, match=r"train_step did not call model.optimizer.*self.optimizer.apply_gradients\("):
+    with pytest.raises(ValueError, match=r"train_step.*self\.optimizer\.apply_gradients\("):
         fit(network(times=0), policy)
 
 
 def test_a_train_step_that_calls_the_optimizer_twice_is_refused():
-    with pytest.raises(ValueError, match=r"called the optimizer twice.*one update per step: add the losses up"):
+    with pytest.raises(ValueError, match=r"optimizer.*add the losses"):
         fit(network(times=2), SEVERAL)
-    with pytest.raises(RoundStateError, match=r"update outside of a round: .*call it once per train_step"):
+    with pytest.raises(RoundStateError, match=r"round.*once per train_step"):
         fit(network(times=2))
 
 
@@ -95,7 +95,7 @@ def test_what_a_train_step_advances_by_itself_is_refused_where_it_runs_once_per_
     model.copy.trainable = False
     model.compile("sgd", "mse")
     assert fit(model, "bsp")[1].rounds == 2
-    with pytest.raises(ValueError, match=r"advances 1 variables by itself.*on_train_batch_end, or choose a policy wi"):
+    with pytest.raises(ValueError, match=r"1 variables.*on_train_batch_end.*policy"):
         fit(model, SEVERAL)
 
 
@@ -140,7 +140,7 @@ def test_an_update_in_a_branch_is_refused_and_told_how_to_accumulate():
     inputs = keras.layers.Input((2,))
     model = Sometimes(inputs, keras.layers.Dense(1)(inputs))
     model.compile("sgd", "mse")
-    with pytest.raises(ValueError, match=r"in a branch or a loop \(tf.cond\).*to accumulate, set max_micro_batch"):
+    with pytest.raises(ValueError, match=r"tf\.cond.*max_micro_batch"):
         fit(model)
 
 
@@ -153,7 +153,7 @@ def test_what_spectral_normalization_advances_goes_on_and_is_refused_where_it_ru
     vector = layer.vector_u if isinstance(layer.vector_u, tf.Variable) else layer.vector_u.value
     assert any(v is vector for v in model.train_function._figures.advanced), "a stand-in must not take it back"
     assert balance.rounds == 2
-    with pytest.raises(ValueError, match=r"train_step, or a layer, advances 1 variables by itself, among them '.*u"):
+    with pytest.raises(ValueError, match=r"train_step.*1 variables.*'.*u"):
         fit(model, SEVERAL)
 
 
@@ -170,9 +170,9 @@ def test_horovods_synchronised_batch_norm_is_refused_where_ranks_are_to_differ()
         made.compile("sgd", "mse")
         return made
 
-    with pytest.raises(ValueError, match=r"'lb-bsp' does not go with .*SyncBatchNormalization, here norm: .*'bsp'"):
+    with pytest.raises(ValueError, match=r"'lb-bsp'.*SyncBatchNormalization.*norm: .*'bsp'"):
         fit(model(), "lb-bsp")
-    with pytest.raises(ValueError, match=r"'lb-bsp' does not go with .*SyncBatchNormalization, here norm"):
+    with pytest.raises(ValueError, match=r"'lb-bsp'.*SyncBatchNormalization.*norm"):
         LoadBalance("lb-bsp", global_batch=4).start(model(), keras.optimizers.SGD())  # for a loop of one's own
     assert fit(model(), "bsp")[1].rounds == 2
 
@@ -180,7 +180,7 @@ def test_horovods_synchronised_batch_norm_is_refused_where_ranks_are_to_differ()
 def test_an_update_outside_of_fit_is_refused_until_the_optimizer_is_released():
     model, balance, _ = fit()
     gradients = [tf.zeros_like(v) for v in model.trainable_variables]
-    with pytest.raises(RoundStateError, match=r"outside of a round: .*or balance.release\(\) to have the plain"):
+    with pytest.raises(RoundStateError, match=r"round.*balance\.release\(\)"):
         model.optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
     balance.release()
     model.optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
@@ -188,46 +188,44 @@ def test_an_update_outside_of_fit_is_refused_until_the_optimizer_is_released():
 
 def test_a_loss_that_reaches_nothing_that_ranks_share_is_refused():
     model = network()
-    with pytest.raises(ValueError, match=r"reaches no variable that ranks share.*check trainable and local_layers"):
+    with pytest.raises(ValueError, match=r"variable.*trainable.*local_layers"):
         fit(model, local_layers=model.layers)
 
 
 def test_a_batch_that_was_made_smaller_cannot_be_cut_into_the_planned_micro_batches():
-    with pytest.raises(
-        ValueError, match=r"a batch of 3 samples came where 4 were cut; what follows resize_batches must"
-    ):
+    with pytest.raises(ValueError, match=r"3 samples.* 4 .*resize_batches"):
         fit(policy=SEVERAL, change=lambda batches: batches.map(lambda x, y: (x[1:], y[1:])))
 
 
 def test_batches_from_elsewhere_are_refused():
     plain = tf.data.Dataset.from_tensor_slices((X, Y)).batch(4)
-    with pytest.raises(RoundStateError, match=r"do not come from resize_batches.*model.fit\(resize_batches\(\(x, y\)"):
+    with pytest.raises(RoundStateError, match=r"come from resize_batches.*model\.fit\(resize_batches\(\(x, y\)"):
         fit(data=plain)
 
 
 @pytest.mark.parametrize(
     ("name", "arguments", "way_out"),
     [
-        ("unbatch", (), "do it to the samples, before resize_batches"),
-        ("batch", (3,), "do it to the samples, before resize_batches"),
-        ("shard", (2, 0), "resize_batches has shared the samples out among the ranks already"),
-        ("shuffle", (3,), r"or say resize_batches\(…, shuffle=True\)"),
-        ("take", (1,), r"give fit steps_per_epoch; to use fewer samples, take them before resize_batches"),
-        ("cache", (), r"would keep the sizes of an old plan: cache the samples, before resize_batches"),
-        ("filter", (lambda x, y: True,), "filter the samples, before resize_batches"),
-        ("rebatch", (3,), "set by global_batch of LoadBalance"),
+        ("unbatch", (), "before resize_batches"),
+        ("batch", (3,), "before resize_batches"),
+        ("shard", (2, 0), "ranks"),
+        ("shuffle", (3,), r"resize_batches\(…, shuffle=True\)"),
+        ("take", (1,), r"steps_per_epoch.*before resize_batches"),
+        ("cache", (), "cache the samples"),
+        ("filter", (lambda x, y: True,), "filter the samples"),
+        ("rebatch", (3,), "global_batch"),
     ],
 )
 def test_what_cannot_follow_resize_batches_is_refused_by_its_name(name, arguments, way_out):
     batches = resize_batches((X, Y), LoadBalance("bsp", global_batch=4))
-    with pytest.raises(ValueError, match=rf"^\.{name}\(\) follows resize_batches, .*{way_out}"):
+    with pytest.raises(ValueError, match=rf"^\.{name}\(\).*{way_out}"):
         getattr(batches, name)(*arguments)
 
 
 def test_validation_data_from_resize_batches_are_refused_and_do_not_disturb_training():
     model, balance = network(), LoadBalance("bsp", global_batch=4)
     batches, others = resize_batches((X, Y), balance), resize_batches((X, Y), balance)
-    with pytest.raises(ValueError, match=r"validation_data .* comes from resize_batches.*give each rank its part"):
+    with pytest.raises(ValueError, match=r"validation_data.*each rank"):
         model.fit(batches, validation_data=others, epochs=2, verbose=0, shuffle=False, callbacks=[balance])
     assert balance.rounds == 2, "the epoch before it"
 
@@ -235,10 +233,10 @@ def test_validation_data_from_resize_batches_are_refused_and_do_not_disturb_trai
 def test_a_prediction_of_resized_batches_is_told_what_to_give():
     model, balance = network(), LoadBalance("bsp", global_batch=4)
     batches = resize_batches((X, Y), balance)
-    with pytest.raises(tf.errors.OpError, match="give predict and evaluate plain batches"):
+    with pytest.raises(tf.errors.OpError, match="predict and evaluate"):
         model.predict(batches, verbose=0)
     model.fit(batches, verbose=0, shuffle=False, callbacks=[balance])
-    with pytest.raises(ValueError, match=r"or predicted\) comes from resize_batches"):
+    with pytest.raises(ValueError, match=r"predicted.*resize_batches"):
         model.predict(batches, verbose=0)
     assert model.predict(X, verbose=0).shape == (8, 1)
 
@@ -263,7 +261,7 @@ def test_fit_without_the_callback_trains_nothing(stream, rounds):
     data = tf.data.Dataset.from_tensor_slices((X, Y)) if stream else (X, Y)
     batches, model = resize_batches(data, LoadBalance("bsp", global_batch=8 // rounds)), network()
     before = model.get_weights()
-    with pytest.raises(RoundStateError, match=r"hold no LoadBalance, so each rank would train alone.*callbacks=\[bal"):
+    with pytest.raises(RoundStateError, match=r"LoadBalance.*callbacks=\[bal"):
         model.fit(batches, verbose=0, shuffle=False, callbacks=[keras.callbacks.History()])
     assert [w.tolist() for w in before] == [w.tolist() for w in model.get_weights()]
 
@@ -279,7 +277,7 @@ def test_a_dataset_that_was_left_batched_is_refused():
     x, y = np.ones((24, 2), "float32"), np.ones((24, 1), "float32")
     samples = tf.data.Dataset.from_tensor_slices((x, y)).batch(8).prefetch(2)
     balance = LoadBalance("bsp", global_batch=4)
-    with pytest.raises(ValueError, match=r"Leave batch\(…\) out, or put unbatch\(\) behind it"):
+    with pytest.raises(ValueError, match=r"batch\(…\).*unbatch\(\)"):
         resize_batches(samples, balance)
     words = tf.data.Dataset.from_tensor_slices(["a b", "c"]).batch(2).map(lambda t: tf.strings.split(t).to_tensor())
     resize_batches(words.unbatch(), balance, padding_values="")
@@ -325,14 +323,14 @@ def test_data_resized_anew_for_every_fit_of_one_epoch_come_in_another_order_each
 
 def test_batches_of_another_load_balance_are_refused():
     others = resize_batches((X, Y), LoadBalance("bsp", global_batch=4))
-    with pytest.raises(RoundStateError, match=r"resized for another LoadBalance than is among its callbacks: write"):
+    with pytest.raises(RoundStateError, match=r"another LoadBalance.*model\.fit\(resize_batches"):
         fit(data=others)
 
 
 def test_a_generator_is_told_what_to_write():
     balance = LoadBalance("bsp", global_batch=4)
     for generator in ((i for i in range(3)), lambda: iter(range(3))):
-        with pytest.raises(TypeError, match=r"for a generator write tf.data.Dataset.from_g.*put \.unbatch\(\)"):
+        with pytest.raises(TypeError, match=r"tf\.data\.Dataset\.from_g.*\.unbatch\(\)"):
             resize_batches(generator, balance)
 
 
@@ -344,7 +342,7 @@ def test_what_has_an_index_and_a_length_is_told_to_become_a_sequence():
         def __getitem__(self, index):
             return X, Y
 
-    with pytest.raises(TypeError, match=r"got Indexed: derive its class from keras.utils.PyDataset, whose items are b"):
+    with pytest.raises(TypeError, match=r"Indexed.*keras\.utils\.PyDataset"):
         resize_batches(Indexed(), LoadBalance("bsp", global_batch=4))
 
 
@@ -353,7 +351,7 @@ def test_batches_that_are_asked_for_too_early_are_refused_and_fit_says_so_plainl
     batches = resize_batches((X, Y), balance)
     session = balance._session
     session.queue.prepare(new=True)
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"before its size was decided: leave prefetching to"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"size.*prefetch"):
         list(batches)
 
     def fails(iterator):
@@ -361,7 +359,7 @@ def test_batches_that_are_asked_for_too_early_are_refused_and_fit_says_so_plainl
 
     session.fitting, model = True, network()
     figures = JoinedMetrics(model, TensorFlowWire(), "figures", gathers=False, warned=set())
-    with pytest.raises(RoundStateError, match=r"^the data pipeline asked for a batch before its size was decided"):
+    with pytest.raises(RoundStateError, match=r"^the data pipeline .*size"):
         RoundFunction(session, model, fails, figures)(iter(()))
 
 
@@ -372,33 +370,33 @@ def test_a_batch_is_used_once():
     queue.prepare(new=True)
     queue.take()
     queue.take()
-    with pytest.raises(RoundStateError, match=r"batch 1 of this iteration has been used already: .*one loop at a time"):
+    with pytest.raises(RoundStateError, match=r"batch 1 .*one loop at a time"):
         queue.part(1)
 
 
 def test_another_prefetch_after_training_began_is_refused():
     _, balance, _ = fit()
-    with pytest.raises(RoundStateError, match=r"fixed 1 rounds ahead since.*every resize_batches the same prefetch"):
+    with pytest.raises(RoundStateError, match=r"1 rounds ahead.*resize_batches.*prefetch"):
         resize_batches((X, Y), balance, prefetch=2)
 
 
 @pytest.mark.parametrize(
     ("break_it", "message"),
     [
-        (lambda m, _: setattr(m, "optimizer", None), r"not compiled: call model.compile\(optimizer, loss\) before"),
-        (lambda _, p: p.setattr("keras.backend.backend", lambda: "jax"), "runs on 'jax'.*set KERAS_BACKEND=tensorflow"),
-        (lambda m, _: setattr(m, "optimizer", [m.optimizer] * 2), "has several optimizers.*compile it with a single"),
+        (lambda m, _: setattr(m, "optimizer", None), r"model\.compile\(optimizer, loss\)"),
+        (lambda _, p: p.setattr("keras.backend.backend", lambda: "jax"), r"'jax'.*KERAS_BACKEND=tensorflow"),
+        (lambda m, _: setattr(m, "optimizer", [m.optimizer] * 2), r"optimizers.*a single one"),
         (
             lambda m, _: setattr(m, "_distribute_strategy", SimpleNamespace(num_replicas_in_sync=2)),
-            "under a tf.distribute strategy; build and compile it without",
+            r"tf\.distribute",
         ),
         (
             lambda m, _: setattr(m, "d_optimizer", keras.optimizers.Adam()),
-            r"several optimizers \(optimizer, d_optimizer\).*update all variables in one call",
+            r"\(optimizer, d_optimizer\).*one call",
         ),
         (
             lambda m, _: setattr(m, "both", [m.optimizer, keras.optimizers.Adam()]),
-            r"several optimizers \(optimizer, both\)",
+            r"\(optimizer, both\)",
         ),
     ],
     ids=["not compiled", "backend", "optimizers", "strategy", "as a GAN", "in a list"],
@@ -414,13 +412,13 @@ def test_models_that_could_not_be_synchronised_are_refused(break_it, message, mo
 
 def test_a_model_of_the_other_keras_is_refused():
     other = type("Model", (), {"__module__": "tf_keras.src.models", "optimizer": "sgd"})()
-    with pytest.raises(ValueError, match=r"the model is a tf_keras.src.models.Model, and tf.keras is keras.*KERAS=1"):
+    with pytest.raises(ValueError, match=r"tf_keras\.src\.models\.Model.*KERAS=1"):
         check_compiled(other)
 
 
 def test_horovod_must_be_initialised(monkeypatch):
     monkeypatch.setattr(hvd, "is_initialized", lambda: False)
-    with pytest.raises(ValueError, match=r"not initialised; call hvd.init\(\) before LoadBalance"):
+    with pytest.raises(ValueError, match=r"hvd\.init\(\)"):
         LoadBalance(global_batch=4)
 
 
@@ -432,24 +430,22 @@ def test_weights_that_differ_after_the_broadcast_are_noticed(monkeypatch):
         def broadcast_object(self, obj, root_rank, name):
             return 2 if obj == 1 else super().broadcast_object(obj, root_rank, name)
 
-    with pytest.raises(HeteroError, match=r"1 ranks hold other weights than rank 0 after the broadcast \(is something"):
+    with pytest.raises(HeteroError, match=r"1 ranks .*weights.*something"):
         start.start_alike([tf.Variable(1.0)], [], WrongAboutOne(), "refusals")
 
 
 def test_a_loop_of_ones_own_is_told_what_it_lacks():
     balance = LoadBalance("bsp", global_batch=4)
     plain = tf.data.Dataset.from_tensor_slices((X, Y)).batch(4)
-    with pytest.raises(ValueError, match=r"data must come from resize_batches.*balance.batches\(resize_batches"):
+    with pytest.raises(ValueError, match=r"data.*balance\.batches\(resize_batches"):
         next(balance.batches(plain))
     early = LoadBalance(NonBlocking(2), global_batch=4)
-    with pytest.raises(
-        ValueError, match=r"policy 'non-blocking' with this sync does not end a round.*only model.fit do"
-    ):
+    with pytest.raises(ValueError, match=r"'non-blocking'.*model\.fit"):
         next(early.batches(resize_batches((X, Y), early)))
     variable = tf.Variable(1.0)
     with tf.GradientTape() as tape:
         loss = tf.constant(2.0)
-    with pytest.raises(ValueError, match=r"reaches none of the 1 variables given; compute it inside the tape"):
+    with pytest.raises(ValueError, match=r"1 variables.*tape"):
         weighted_gradients(tape, loss, [variable], balance)
 
 
@@ -458,9 +454,7 @@ def test_a_loop_that_skips_a_batch_is_told_so_and_one_that_is_left_can_begin_ane
     batches = resize_batches((X, Y), balance)
     skipping = balance.batches(batches)
     next(skipping)
-    with pytest.raises(
-        RoundStateError, match=r"before the last one was used. In a loop of your own, call weighted_gradients once for"
-    ):
+    with pytest.raises(RoundStateError, match="weighted_gradients once"):
         next(skipping)
     assert len(next(balance.batches(batches))[0]) == 4
 
@@ -468,11 +462,11 @@ def test_a_loop_that_skips_a_batch_is_told_so_and_one_that_is_left_can_begin_ane
 @pytest.mark.parametrize(
     ("dataset", "error", "message"),
     [
-        (lambda: tf.data.Dataset.range(0), ValueError, "data must hold at least one sample, and the dataset has none"),
+        (lambda: tf.data.Dataset.range(0), ValueError, r"data.*sample"),
         (
             lambda: tf.data.Dataset.from_tensor_slices(tf.ragged.constant([[1], [2, 3]])),
             TypeError,
-            "samples must be dense tensors, the dataset has RaggedTensorSpec; pad or densify them in a map before",
+            r"samples.*RaggedTensorSpec.*densify",
         ),
     ],
     ids=["empty", "ragged"],

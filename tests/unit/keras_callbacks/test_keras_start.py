@@ -111,7 +111,7 @@ def test_what_a_train_step_needs_besides_call_is_built_too():
 
 
 def test_a_function_around_the_optimizer_that_was_traced_before_is_told_so():
-    with pytest.raises(ValueError, match=r"If a tf.function of yours does so, it was traced .*Build all layers before"):
+    with pytest.raises(ValueError, match=r"tf\.function.*Build all layers before"):
         fit(Decorated())
     built = Decorated()
     built.inner.build((None, 2))
@@ -121,7 +121,7 @@ def test_a_function_around_the_optimizer_that_was_traced_before_is_told_so():
     trained.fit(X, Y, batch_size=10, verbose=0)
     trained.fit(X[:4], Y[:4], batch_size=4, verbose=0)  # the second shape has it traced for any
     balance = LoadBalance("bsp", global_batch=4)
-    with pytest.raises(ValueError, match=r"If a tf.function of yours does so, it was traced before"):
+    with pytest.raises(ValueError, match=r"tf\.function.*traced"):
         trained.fit(resize_batches((X, Y), balance), verbose=0, shuffle=False, callbacks=[balance])
 
 
@@ -130,7 +130,7 @@ def test_numbers_that_a_trace_has_swallowed_are_told_of():
     if "tf_keras" in keras.Model.__module__:
         fit(model)
         return
-    with pytest.raises(ValueError, match=r"layer 'normal' was built in a graph.*before fit: give it an Input"):
+    with pytest.raises(ValueError, match=r"'normal'.*Input"):
         fit(model)
     model = keras.Sequential([keras.layers.Input((2,)), *model.layers])
     fit(keras.models.clone_model(model))
@@ -152,9 +152,7 @@ def test_a_layer_that_is_made_in_the_course_of_training_is_found_out():
             self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
             return {"own": loss}
 
-    with pytest.raises(
-        HeteroError, match=r"2 variables were made in the course of training.*layers in the model's con"
-    ):
+    with pytest.raises(HeteroError, match=r"2 variables.*layers"):
         fit(Late())
 
 
@@ -186,9 +184,7 @@ def test_what_cannot_be_built_says_why_and_what_to_do():
         def train_step(self, batch):
             raise TypeError("no such thing")
 
-    with pytest.raises(
-        ValueError, match=r"(?s)parts that its first batch would build.*TypeError:.*no such thing.*give it an Input"
-    ):
+    with pytest.raises(ValueError, match=r"(?s)TypeError:.*no such thing.*Input"):
         fit(Broken())
 
 

@@ -157,20 +157,18 @@ def test_a_stream_without_samples_is_refused(whole, epoch):
         order.finish((0,), (True,))  # of a shard without samples the others hear by the table of the round
 
     where = "every rank" if whole else "rank 0"
-    with pytest.raises(
-        ValueError, match=rf"at least one sample on every rank, and epoch {epoch} had none on {where}; .*be read again"
-    ):
+    with pytest.raises(ValueError, match=rf"epoch {epoch} .*{where}.*read again"):
         one_round()
 
 
 @pytest.mark.parametrize(
     ("samples", "message"),
     [
-        (lambda: RANGE(9).shuffle(3), r"shuffled without a seed.*shuffle\(…, seed=…\).*stream='shard'"),
-        (lambda: RANGE(9).shuffle(3).map(abs).filter(lambda i: True), "shuffled without a seed"),
-        (lambda: tf.data.Dataset.list_files("/dev/n*l*"), r"shuffled without a seed.*list_files\(…, seed=…\)"),
-        (lambda: RANGE(9).map(abs, num_parallel_calls=2, deterministic=False), "deterministic=False, so every rank"),
-        (lambda: RANGE(9).shard(2, 1).map(abs), r"a step shard\(2, 1\), and .*stream='shard'\), or stream='whole'"),
+        (lambda: RANGE(9).shuffle(3), r"seed.*shuffle\(…, seed=…\).*stream='shard'"),
+        (lambda: RANGE(9).shuffle(3).map(abs).filter(lambda i: True), r"shuffle\(…, seed=…\)"),
+        (lambda: tf.data.Dataset.list_files("/dev/n*l*"), r"list_files\(…, seed=…\)"),
+        (lambda: RANGE(9).map(abs, num_parallel_calls=2, deterministic=False), "deterministic=False"),
+        (lambda: RANGE(9).shard(2, 1).map(abs), r"shard\(2, 1\).*stream='shard'.*stream='whole'"),
     ],
     ids=["shuffle", "behind others", "files", "map", "shard"],
 )
@@ -240,7 +238,7 @@ def test_a_sequence_may_say_its_number_of_batches_without_len_and_must_have_one(
 
     assert fit(Counted(9), epochs=2) == [6, 2]
     for number in (None, 0):
-        with pytest.raises(ValueError, match=rf"of a known length, got {number} batches; .*from_generator\(function"):
+        with pytest.raises(ValueError, match=rf"data.* {number} batches.*from_generator\(function"):
             SequenceSource(Counted(number))
 
 
@@ -290,15 +288,15 @@ def test_fit_goes_on_for_as_many_steps_as_it_is_told():
 )
 def test_endless_data_need_the_steps_of_an_epoch(endless):
     # tf_keras has an error of its own.
-    with pytest.raises(ValueError, match=r"give it steps_per_epoch=…, or leave repeat\(\) out|must specify the number"):
+    with pytest.raises(ValueError, match=r"steps_per_epoch.*repeat\(\)|must specify the number"):
         fit(**endless())
 
 
 def test_stream_is_for_streams():
     balance = LoadBalance("bsp", global_batch=4)
-    with pytest.raises(ValueError, match=r"stream must be 'whole' or 'shard'.*got 'all' with"):
+    with pytest.raises(ValueError, match=r"stream.* 'all'"):
         resize_batches(generated(), balance, stream="all")
-    with pytest.raises(ValueError, match="got 'whole' with ndarray: leave it out for arrays"):
+    with pytest.raises(ValueError, match=r"stream.* 'whole' .*ndarray"):
         resize_batches(np.ones((8, 1)), balance, stream="whole")
 
 
@@ -361,10 +359,10 @@ def test_fit_takes_samples_of_any_length_in_buckets_and_is_traced_once():
 
 
 def test_samples_that_differ_in_shape_are_told_of_padding():
-    with pytest.raises(ValueError, match=r"differ in shape.*give resize_batches\(…, padding_values=0\)"):
+    with pytest.raises(ValueError, match=r"shape.*padding_values=0"):
         list(DatasetSource(sentences()).chunks(0))
     balance = LoadBalance("bsp", global_batch=8)
-    with pytest.raises(ValueError, match=r"padding_values is for a tf.data.Dataset of single samples, got 0 with tup"):
+    with pytest.raises(ValueError, match=r"padding_values.* 0 .*tup"):
         resize_batches((np.ones((3, 1)), np.ones(3)), balance, padding_values=0)
-    with pytest.raises(ValueError, match=r"one value, or one for each of the 4 components, got"):
+    with pytest.raises(ValueError, match=r"padding_values.* 4 "):
         resize_batches(sentences(), balance, padding_values=(0, 0))

@@ -191,7 +191,7 @@ def test_without_evidence_none_is_restored():
 
 @pytest.mark.parametrize("change", [{"against": [1.0]}, {"against": [-1.0] * 24}, {"reference": 0.0}])
 def test_a_state_that_cannot_be_is_refused(change):
-    with pytest.raises(ValueError, match=r"costs of the state must .*resume from a whole state"):
+    with pytest.raises(ValueError, match=r"costs.*resume"):
         FixedCosts(REFERENCE, 2).restore({**FixedCosts(REFERENCE, 2).state(), **change})
 
 
@@ -220,5 +220,5 @@ def test_a_saved_pace_goes_on():
 
 @pytest.mark.parametrize("change", [{"samples": -1.0}, {"size": 0.0}, {"factor": float("inf")}])
 def test_the_state_of_a_pace_that_cannot_be_is_refused(change):
-    with pytest.raises(ValueError, match=r"pace of the state must .*resume from a whole state"):
+    with pytest.raises(ValueError, match=r"pace.*resume"):
         Pace(REFERENCE).restore({**Pace(REFERENCE).state(), **change})

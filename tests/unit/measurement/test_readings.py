@@ -366,7 +366,7 @@ def test_a_driver_comes_back_when_its_file_does(machine):
 
 @pytest.mark.parametrize("value", [-0.1, math.nan, math.inf])
 def test_an_interval_that_is_none_is_an_error_that_names_it(value):
-    with pytest.raises(ValueError, match="interval_s: must be a finite number of seconds"):
+    with pytest.raises(ValueError, match="interval_s"):
         ResourceMeter(time.monotonic, interval_s=value)
 
 

@@ -289,12 +289,12 @@ def test_a_job_goes_on_from_its_state_without_climbing_again(rounds):
 
 
 def test_the_state_of_another_device_is_refused():
-    with pytest.raises(ValueError, match="another device than 'cpu'"):
+    with pytest.raises(ValueError, match=r"device.*'cpu'.*resume"):
         LBBSP().load_state_dict(LBBSP(device="gpu").state_dict())
-    with pytest.raises(ValueError, match="another device than 'gpu'"):
+    with pytest.raises(ValueError, match=r"device.*'gpu'.*resume"):
         LBBSP(device="gpu").load_state_dict(LBBSP().state_dict())
 
 
 def test_an_unknown_device_is_refused():
-    with pytest.raises(ValueError, match="device must be 'cpu' or 'gpu', got 'tpu'"):
+    with pytest.raises(ValueError, match=r"device.* 'tpu'"):
         LBBSP(device="tpu")

@@ -106,5 +106,5 @@ def test_a_saved_one_goes_on():
 
 @pytest.mark.parametrize("change", [{"least": [1.0]}, {"scatter": [-1.0, 0.1]}, {"most": [float("inf"), 1.0]}])
 def test_a_state_that_cannot_be_is_refused(change):
-    with pytest.raises(ValueError, match=r"evidence of the state must .*resume from a whole state"):
+    with pytest.raises(ValueError, match=r"evidence.*resume"):
         Evidence(2, SIZE).restore({**after(3, 0.0).state(), **change})

@@ -188,7 +188,7 @@ def test_a_round_has_the_largest_multiple_of_the_number_that_the_global_batch_ho
 
 
 def test_too_small_a_global_batch_is_refused():
-    with pytest.raises(ValueError, match=r"global_batch must be at least 24.*got 20"):
+    with pytest.raises(ValueError, match=r"global_batch.* 24\b.* 20\b"):
         LBNonBlocking(micro_batches=8).first(3, 20)
 
 
@@ -197,7 +197,7 @@ def test_a_state_of_other_numbers_of_micro_batches_is_refused():
     for policy in (chosen, fixed):
         policy.first(2, BATCH)
     for policy, other in ((chosen, fixed), (fixed, chosen)):
-        with pytest.raises(ValueError, match="resume with the ranks, global_batch and micro_batches that saved it"):
+        with pytest.raises(ValueError, match=r"state.*resume.*micro_batches"):
             policy.load_state_dict(other.state_dict())
 
 

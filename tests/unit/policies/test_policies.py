@@ -117,18 +117,18 @@ def test_lb_bsp_keeps_minimum_and_multiple():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: LBBSP(minimum=0), "minimum must be at least 1.*got 0"),
-        (lambda: LBBSP(multiple_of=0), "multiple_of must be at least 1, got 0"),
-        (lambda: LBBSP(tolerance=1.5), "tolerance must be a share.*got 1.5; 0.02 leaves"),
-        (lambda: LBBSP(max_micro_batch=0), "max_micro_batch must be at least 1, got 0.*None for no limit"),
-        (lambda: LBBSP(predictor="emma"), "did you mean 'ema'"),
-        (lambda: BSP(max_micro_batch=0), "max_micro_batch must be at least 1, got 0.*None for no limit"),
-        (lambda: StaticAllocation([1, -2]), r"weights\[1\] must be at least 0, got -2"),
-        (lambda: StaticAllocation([0, 0]), "at least one positive"),
-        (lambda: StaticAllocation([1, 2]).first(3, 90), "got 2 for 3 ranks"),
-        (lambda: StaticAllocation([10, 20]).first(2, 20), "at least the sum of the weights, 30.*got 20"),
-        (lambda: resolve_policy("lb_bps"), "did you mean 'lb-bsp'"),
-        (lambda: resolve_policy("static"), r"write StaticAllocation\("),
+        (lambda: LBBSP(minimum=0), r"minimum.* 0\b"),
+        (lambda: LBBSP(multiple_of=0), r"multiple_of.* 0\b"),
+        (lambda: LBBSP(tolerance=1.5), r"tolerance.* 1\.5"),
+        (lambda: LBBSP(max_micro_batch=0), r"max_micro_batch.* 0\b.*None"),
+        (lambda: LBBSP(predictor="emma"), r"'emma'.*'ema'"),
+        (lambda: BSP(max_micro_batch=0), r"max_micro_batch.* 0\b.*None"),
+        (lambda: StaticAllocation([1, -2]), r"weights\[1\].* -2"),
+        (lambda: StaticAllocation([0, 0]), r"weights.*\[0, 0\].*StaticAllocation\(\[1, 1\]\)"),
+        (lambda: StaticAllocation([1, 2]).first(3, 90), r"weights.* 2 .* 3 "),
+        (lambda: StaticAllocation([10, 20]).first(2, 20), r"global_batch.* 30\b.* 20\b"),
+        (lambda: resolve_policy("lb_bps"), r"'lb_bps'.*'lb-bsp'"),
+        (lambda: resolve_policy("static"), r"StaticAllocation\("),
     ],
 )
 def test_bad_arguments_are_named(make, message):
@@ -139,17 +139,17 @@ def test_bad_arguments_are_named(make, message):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: StaticAllocation([1, 2.5]), r"weights\[1\] must be an integer.*got 2.5"),
-        (lambda: StaticAllocation([True, 2]), r"weights\[0\] must be an integer, got True"),
-        (lambda: StaticAllocation(3), r"weights must hold one integer per rank, got 3 .*StaticAllocation\(\[3, 7\]\)"),
-        (lambda: LBBSP(minimum=1.5), "minimum must be an integer, got 1.5 .*give a whole number of samples"),
-        (lambda: LBBSP(minimum=True), "minimum must be an integer, got True"),
-        (lambda: LBBSP(multiple_of=8.0), "multiple_of must be an integer, got 8.0 .*give a whole number"),
-        (lambda: LBBSP(max_micro_batch=2.5), "max_micro_batch must be an integer, got 2.5 .*None for no limit"),
-        (lambda: BSP(max_micro_batch="a"), "max_micro_batch must be an integer, got 'a' .*None for no limit"),
-        (lambda: BSP(max_micro_batch=np.bool_(True)), "max_micro_batch must be an integer, got .*None for no limit"),
-        (lambda: resolve_policy(LBBSP), r"write LBBSP\("),
-        (lambda: resolve_policy(3), "name or a Policy object, got 3"),
+        (lambda: StaticAllocation([1, 2.5]), r"weights\[1\].* 2\.5"),
+        (lambda: StaticAllocation([True, 2]), r"weights\[0\].* True"),
+        (lambda: StaticAllocation(3), r"weights.* 3 .*StaticAllocation\(\[3, 7\]\)"),
+        (lambda: LBBSP(minimum=1.5), r"minimum.* 1\.5"),
+        (lambda: LBBSP(minimum=True), r"minimum.* True"),
+        (lambda: LBBSP(multiple_of=8.0), r"multiple_of.* 8\.0"),
+        (lambda: LBBSP(max_micro_batch=2.5), r"max_micro_batch.* 2\.5 .*None"),
+        (lambda: BSP(max_micro_batch="a"), r"max_micro_batch.* 'a' .*None"),
+        (lambda: BSP(max_micro_batch=np.bool_(True)), r"max_micro_batch.*True.*None"),
+        (lambda: resolve_policy(LBBSP), r"LBBSP\("),
+        (lambda: resolve_policy(3), r"policy.* 3"),
     ],
 )
 def test_arguments_of_a_wrong_type_are_named(make, message):
@@ -160,12 +160,12 @@ def test_arguments_of_a_wrong_type_are_named(make, message):
 @pytest.mark.parametrize(
     ("policy", "workers", "global_batch", "message"),
     [
-        (LBBSP(multiple_of=8), 2, 100, "multiple of multiple_of=8.*2 ranks.*got global_batch=100: .*=96 or 104"),
-        (LBBSP(multiple_of=8), 3, 25, "multiple of multiple_of=8.*got global_batch=25: use global_batch=24 or 32,"),
-        (LBBSP(minimum=60), 2, 100, "at least 120 for 2 ranks with minimum=60,.*=100: .*lower minimum, or launch few"),
-        (LBBSP(minimum=3, multiple_of=8), 4, 31, "at least 32 for 4 ranks with minimum=3 and multiple_of=8, .* 8 samp"),
-        (LBBSP(multiple_of=8), 4, 31, "at least 32 .*raise global_batch, lower multiple_of, or launch fewer ranks"),
-        (LBBSP(), 3, 2, "at least 3 for 3 ranks with minimum=1, .*: raise global_batch, or launch fewer ranks"),
+        (LBBSP(multiple_of=8), 2, 100, r"multiple_of=8.* 2 ranks.*global_batch=100.*=96 or 104"),
+        (LBBSP(multiple_of=8), 3, 25, r"multiple_of=8.*global_batch=25.*global_batch=24 or 32"),
+        (LBBSP(minimum=60), 2, 100, r"global_batch.* 120 .*minimum=60.*=100.*lower minimum"),
+        (LBBSP(minimum=3, multiple_of=8), 4, 31, r"global_batch.* 32 .* 4 ranks.*minimum=3.*multiple_of=8.* 8 "),
+        (LBBSP(multiple_of=8), 4, 31, r"global_batch.* 32 .*raise global_batch.*lower multiple_of.*fewer ranks"),
+        (LBBSP(), 3, 2, r"global_batch.* 3 .*minimum=1.*raise global_batch, or"),
     ],
 )
 def test_a_global_batch_that_cannot_be_divided_is_told_in_the_users_terms(policy, workers, global_batch, message):

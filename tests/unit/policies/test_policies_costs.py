@@ -111,9 +111,7 @@ def test_a_period_goes_on_until_every_rank_was_timed(untold):
 def test_a_state_of_other_ranks_is_refused():
     costs = Costs(3)
     period(costs, [(1.0, 2.0, 4.0)])
-    with pytest.raises(
-        ValueError, match=r"must each hold 2 finite numbers.*resume with the number of ranks that saved"
-    ):
+    with pytest.raises(ValueError, match=r"state.* 2 .*resume"):
         Costs(2).restore(costs.state())
-    with pytest.raises(ValueError, match="0 or more"):
+    with pytest.raises(ValueError, match=r"state.* 3 .*-1\.0"):
         Costs(3).restore(costs.state() | {"level": [-1.0, 1.0, 1.0]})

@@ -28,7 +28,7 @@ def without(monkeypatch):
 @pytest.mark.parametrize(("kind", "needs"), [(ARIMA, "statsmodels"), (SimpleRNN, "torch"), (LSTM, "torch")])
 def test_an_absent_library_is_an_error_that_says_what_to_install(kind, needs, without):
     without(needs)
-    with pytest.raises(ImportError, match=rf"{kind.__name__} needs {needs}: pip install {needs}"):
+    with pytest.raises(ImportError, match=rf"{kind.__name__}.*pip install {needs}"):
         kind()
 
 
@@ -85,11 +85,11 @@ class TestARIMA:
 
     @pytest.mark.parametrize(("options", "named"), [({"window": 5}, "window"), ({"refit_every": 1}, "refit_every")])
     def test_bad_options_are_errors_that_name_them(self, options, named):
-        with pytest.raises(ValueError, match=f"{named}: must be at least"):
+        with pytest.raises(ValueError, match=named):
             ARIMA(**options)
 
     def test_a_state_with_two_parameters_is_refused(self):
-        with pytest.raises(ValueError, match="phi1, phi2 and theta"):
+        with pytest.raises(ValueError, match=r"phi1.*phi2.*theta"):
             ARIMA().load_state_dict(ARIMA().state_dict() | {"parameters": [0.1, 0.2]})
 
 
@@ -116,9 +116,9 @@ class TestRecurrent:
 
     @pytest.mark.parametrize("option", ["hidden", "window", "retrain_every", "steps"])
     def test_bad_options_are_errors_that_name_them(self, kind, option):
-        with pytest.raises(ValueError, match=f"{option}: must be at least"):
+        with pytest.raises(ValueError, match=option):
             kind(**{option: 0})
 
     def test_a_state_of_another_size_is_refused(self, kind):
-        with pytest.raises(ValueError, match="state: weights must have the shapes"):
+        with pytest.raises(ValueError, match="weights"):
             kind(hidden=3).load_state_dict(kind(hidden=4).state_dict())

@@ -191,18 +191,18 @@ def test_the_registry_builds_it_by_name_by_class_and_leaves_an_object_alone(name
 
 
 def test_a_typo_is_an_error_that_offers_the_nearest_name():
-    with pytest.raises(ValueError, match=r"'narks'; did you mean 'narx'\? known are arima, ema"):
+    with pytest.raises(ValueError, match=r"'narks'.*'narx'.*arima, ema"):
         predictor("narks")
-    with pytest.raises(ValueError, match="known are") as caught:
+    with pytest.raises(ValueError, match=r"'qqqqqqq'.*arima, ema") as caught:
         predictor("qqqqqqq")
     assert "did you mean" not in str(caught.value)
 
 
 def test_options_reach_the_constructor_but_not_a_finished_object():
     assert predictor("ema", alpha=0.7).alpha == 0.7
-    with pytest.raises(TypeError, match="options \\['alpha'\\] cannot be applied"):
+    with pytest.raises(TypeError, match=r"\['alpha'\]"):
         predictor(EMA(), alpha=0.7)
-    with pytest.raises(TypeError, match="must be a name, a Predictor or a subclass"):
+    with pytest.raises(TypeError, match=r"predictor.* 3"):
         predictor(3)
 
 

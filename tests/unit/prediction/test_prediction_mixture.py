@@ -295,10 +295,10 @@ def test_one_member_is_repeated_exactly():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Mixture([]), "members: must be one predictor or more"),
-        (lambda: Mixture(["ema"]), "members: must be one predictor or more"),
-        (lambda: Mixture([EMA()] * 2), "members: must be different objects"),
-        (lambda: Mixture([EMA()], drivers=True), "drivers: chooses among the default members"),
+        (lambda: Mixture([]), "members"),
+        (lambda: Mixture(["ema"]), "members"),
+        (lambda: Mixture([EMA()] * 2), r"members.*different"),
+        (lambda: Mixture([EMA()], drivers=True), r"drivers.*members"),
     ],
 )
 def test_bad_arguments_are_errors_that_name_them(make, message):
@@ -311,12 +311,12 @@ def test_a_state_of_other_members_or_with_bad_numbers_is_refused():
     for v in (3.0, 4.0, 6.0):
         mixture.update(v)
     state = mixture.state_dict()
-    with pytest.raises(ValueError, match=r"members must be \['ema', 'memoryless'\], got \['ema', 'reverting'\]"):
+    with pytest.raises(ValueError, match=r"members.* \['ema', 'memoryless'\].* \['ema', 'reverting'\]"):
         Mixture([EMA(), Memoryless()]).load_state_dict(state)
     for wrong in ({"errors": [0.0]}, {"errors": [-1.0, 0.0]}, {"errors": [0.0, math.inf]}, {"prior": [0.0, 1.0]}):
-        with pytest.raises(ValueError, match="prior must hold 2 numbers above 0, and errors as many of 0 or more"):
+        with pytest.raises(ValueError, match="prior"):
             Mixture([EMA(), Reverting()]).load_state_dict(state | wrong)
-    with pytest.raises(ValueError, match="version must be 6"):
+    with pytest.raises(ValueError, match=r"version.* 6"):
         Mixture([EMA(), Reverting()]).load_state_dict(state | {"version": 5})
 
 
@@ -351,7 +351,7 @@ def test_a_state_is_loaded_as_a_whole_or_not_at_all():
         other = Mixture(drivers=True)
         broken = json.loads(json.dumps(state))
         broken["members"][number]["measured"] = [-1.0] * 3
-        with pytest.raises(ValueError, match="measured must be the last, slowest and fastest"):
+        with pytest.raises(ValueError, match="measured"):
             other.load_state_dict(broken)
         assert [member.rounds for member in other.members] == [0] * 3
 

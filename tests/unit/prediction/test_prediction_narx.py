@@ -292,15 +292,15 @@ def test_a_system_that_refuses_priorities_is_told_once_and_works(monkeypatch, ca
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"window": 10}, "window: must be at least 20 rounds, got 10"),
-        ({"rounds_from_scratch": 1}, "rounds_from_scratch: must be at least 20"),
-        ({"rounds_when_warm": 1}, "rounds_when_warm: must be at least 2"),
-        ({"retrain_every": 0}, "retrain_every: must be at least 1"),
-        ({"warm_start": "elsewhere"}, 'warm_start: must be "shipped", None or a state'),
-        ({"warm_start": {"predictor": "ema", "version": 1}}, "warm_start: must be the state of a narx predictor"),
+        ({"window": 10}, r"window.* 10"),
+        ({"rounds_from_scratch": 1}, "rounds_from_scratch"),
+        ({"rounds_when_warm": 1}, "rounds_when_warm"),
+        ({"retrain_every": 0}, "retrain_every"),
+        ({"warm_start": "elsewhere"}, "warm_start"),
+        ({"warm_start": {"predictor": "ema", "version": 1}}, r"warm_start.*narx"),
         (
             {"warm_start": {"predictor": "narx", "version": 2, "parameters": [1.0]}},
-            "parameters: NARX has 13 finite ones",
+            r"parameters.* 13 ",
         ),
     ],
 )
@@ -311,7 +311,7 @@ def test_bad_options_are_errors_that_name_them(options, message):
 
 def test_a_state_with_rows_of_another_width_is_refused():
     state = NARX().state_dict() | {"rows": [[1.0, 2.0]]}
-    with pytest.raises(ValueError, match="state: start must be 13 numbers"):
+    with pytest.raises(ValueError, match=r"start.* 13 "):
         NARX().load_state_dict(state)
 
 

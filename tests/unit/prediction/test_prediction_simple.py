@@ -39,7 +39,7 @@ def test_ema_refuses_an_alpha_outside_its_range(alpha):
 
 def test_ema_refuses_a_state_whose_mean_is_no_speed():
     state = EMA().state_dict() | {"mean": -2.0}
-    with pytest.raises(ValueError, match="state: mean must be a speed"):
+    with pytest.raises(ValueError, match="mean"):
         EMA().load_state_dict(state)
 
 
@@ -185,14 +185,14 @@ def test_reverting_with_drivers_goes_on_by_speeds_while_the_cpu_is_not_known():
 def test_a_state_with_drivers_is_refused_without_them():
     p = Reverting(drivers=True)
     p.update(3.0, 0.5)
-    with pytest.raises(ValueError, match="coefficients must be 2, got 4; load it into a Reverting with drivers=True"):
+    with pytest.raises(ValueError, match=r"coefficients.* 2\b.* 4\b.*drivers=True"):
         Reverting().load_state_dict(p.state_dict())
 
 
 def test_reverting_refuses_a_state_with_bad_numbers():
     p = Reverting()
     p.update(3.0)
-    with pytest.raises(ValueError, match="must be finite"):
+    with pytest.raises(ValueError, match=r"state.*finite"):
         Reverting().load_state_dict(p.state_dict() | {"coefficients": [float("inf"), 0.0]})
 
 

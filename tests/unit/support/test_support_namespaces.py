@@ -109,12 +109,12 @@ def test_what_is_for_no_host_of_the_network_is_dropped():
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"count": 0}, "count must be from 1 to 200 hosts, got 0"),
-        ({"delay_s": -1.0}, "delay_s must be not negative, in seconds, got -1.0"),
-        ({"rate_bit_s": 0}, "rate_bit_s must be positive, in bits per second, got 0"),
-        ({"loss": 1.0}, "loss must be a share from 0 to below 1, got 1.0"),
-        ({"mtu": 100}, "mtu must be from 1280 to 65535 bytes, got 100"),
-        ({"delay_s": math.nan}, "delay_s must be not negative"),
+        ({"count": 0}, r"count.* 0"),
+        ({"delay_s": -1.0}, r"delay_s.* -1\.0"),
+        ({"rate_bit_s": 0}, r"rate_bit_s.* 0"),
+        ({"loss": 1.0}, r"loss.* 1\.0"),
+        ({"mtu": 100}, r"mtu.* 100"),
+        ({"delay_s": math.nan}, "delay_s"),
     ],
 )
 def test_mistakes_are_named(given, said):
@@ -125,7 +125,7 @@ def test_mistakes_are_named(given, said):
 def test_where_hosts_cannot_be_made_the_reason_is_said(monkeypatch):
     monkeypatch.setattr(namespaces.os, "geteuid", lambda: 1000)
     assert "hosts need root on Linux" in hosts_available().why
-    with pytest.raises(HostsUnavailableError, match="run as root"):
+    with pytest.raises(HostsUnavailableError, match="root"):
         Hosts(2)
 
 
@@ -193,9 +193,9 @@ def test_hosts_reach_one_another_by_name_and_address_until_the_link_is_cut_and_w
     assert "timed out" in ask(hosts, "host1", patience_s=1.0).stderr
     hosts.mend(1)
     assert ask(hosts, "host1").stdout.startswith("host1")
-    with pytest.raises(ValueError, match="host must be from 0 to 1, got 2"):
+    with pytest.raises(ValueError, match=r"host.* 2"):
         hosts.cut(2)
-    with pytest.raises(ValueError, match="a link has delay_s, rate_bit_s, loss; got 'speed'"):
+    with pytest.raises(ValueError, match=r"delay_s, rate_bit_s, loss.*'speed'"):
         hosts.link(0, speed=3.0)
 
 
@@ -254,6 +254,6 @@ def test_a_switch_that_has_ended_is_said():
     hosts = Hosts(1)
     os.kill(hosts._switch.pid, signal.SIGKILL)
     hosts._switch.wait()
-    with pytest.raises(HostsUnavailableError, match="the switch between the hosts has ended"):
+    with pytest.raises(HostsUnavailableError, match="switch"):
         hosts.cut(0)
     hosts.close()

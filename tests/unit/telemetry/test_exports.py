@@ -118,18 +118,18 @@ def test_other_ranks_write_no_file(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
-        ({"every_s": -1}, ValueError, "every_s must be at least 0 seconds, got -1"),
-        ({"every_s": float("nan")}, ValueError, "every_s must be at least 0 seconds, got nan"),
-        ({"every_s": "x"}, TypeError, "every_s must be a number of seconds, got 'x'; the default"),
-        ({"path": None}, TypeError, "path must be the path of a file, got None; write"),
-        ({"path": "train.txt"}, ValueError, r"path must be NAME\.prom, got 'train\.txt'; the collector"),
-        ({"path": ".prom"}, ValueError, r"path must be NAME\.prom, got '\.prom'; the collector"),
-        ({"labels": "run=1"}, TypeError, "labels must be names with their values, got 'run=1'; write"),
-        ({"labels": {"run": 7}}, TypeError, "labels must hold text, got 'run': 7; write 'run': '7'"),
-        ({"labels": {7: "run"}}, TypeError, "labels must hold text, got 7: 'run'; write '7': 'run'"),
-        ({"labels": {"rank": "0"}}, ValueError, "labels must not have the name 'rank', .*; rename it"),
-        ({"labels": {"bad-name": "x"}}, ValueError, "labels must have names of .*, got 'bad-name'; rename it"),
-        ({"labels": {"__x": "x"}}, ValueError, "labels must have names of .*, got '__x'; rename it"),
+        ({"every_s": -1}, ValueError, r"every_s.* -1"),
+        ({"every_s": float("nan")}, ValueError, r"every_s.* nan"),
+        ({"every_s": "x"}, TypeError, r"every_s.* 'x'"),
+        ({"path": None}, TypeError, r"path.* None.*PrometheusFile"),
+        ({"path": "train.txt"}, ValueError, r"path.*NAME\.prom.*'train\.txt'"),
+        ({"path": ".prom"}, ValueError, r"path.*NAME\.prom.*'\.prom'"),
+        ({"labels": "run=1"}, TypeError, r"labels.* 'run=1'"),
+        ({"labels": {"run": 7}}, TypeError, r"labels.* 'run': 7.*'run': '7'"),
+        ({"labels": {7: "run"}}, TypeError, r"labels.* 7: 'run'.*'7': 'run'"),
+        ({"labels": {"rank": "0"}}, ValueError, r"labels.* 'rank'.*rename"),
+        ({"labels": {"bad-name": "x"}}, ValueError, r"labels.* 'bad-name'.*rename"),
+        ({"labels": {"__x": "x"}}, ValueError, r"labels.* '__x'.*rename"),
     ],
 )
 def test_what_cannot_work_is_told_when_the_file_is_made(settings, error, message):
@@ -239,7 +239,7 @@ def test_without_pytorch_tensorflow_writes_outside_of_its_graphs(monkeypatch):
 
 
 def test_a_folder_that_is_no_path_is_told_when_the_listener_is_made(writers):
-    with pytest.raises(TypeError, match="folder must be the path of a folder, got None; write TensorBoard"):
+    with pytest.raises(TypeError, match=r"folder.* None.*TensorBoard"):
         TensorBoard(None)
 
 

@@ -33,12 +33,9 @@ def test_rounds_that_do_not_rise_are_an_error_that_names_the_line(tmp_path):
     write(path, 6).close()
     head, *rounds = path.read_text().splitlines(keepends=True)
     for wrong, said in (
-        (
-            [*rounds, *rounds],
-            "line 8: round must be larger than 5, that of the line before, got 0; where a training went back",
-        ),
-        ([*rounds[:3], *rounds[2:]], "line 5: round must be larger than 2, that of the line before, got 2"),
-        (rounds[::-1], "line 3: round must be larger than 5, that of the line before, got 4"),
+        ([*rounds, *rounds], r"line 8: round\b.* 5\b.* 0\b.*cut the file"),
+        ([*rounds[:3], *rounds[2:]], r"line 5: round\b.* 2\b.* 2\b"),
+        (rounds[::-1], r"line 3: round\b.* 5\b.* 4\b"),
     ):
         path.write_text("".join([head, *wrong]))
         with pytest.raises(ValueError, match=said):
@@ -70,10 +67,10 @@ def test_a_header_without_a_sampling_rate_is_of_an_older_run(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"path": 3}, TypeError, r'telemetry must be a path, got 3; write telemetry="run\.jsonl"'),
-        ({"path": os.PathLike}, TypeError, "telemetry must be a path, got <class"),
-        ({"every": 0}, ValueError, "every must be at least 1, got 0; with 1 every round"),
-        ({"every": 1.5}, TypeError, "every must be an integer"),
+        ({"path": 3}, TypeError, r'telemetry.* 3\b.*telemetry="run\.jsonl"'),
+        ({"path": os.PathLike}, TypeError, r"telemetry.*<class"),
+        ({"every": 0}, ValueError, r"every.* 0\b"),
+        ({"every": 1.5}, TypeError, "every"),
     ],
 )
 def test_wrong_settings_are_named(arguments, error, message):

@@ -203,9 +203,9 @@ def test_rank_0_calls_the_function_and_others_check_their_arguments_alone():
         assert (session.balancer.observer is None) == (rank == 1)
         session.close()
         assert (len(kept), kept.closed) == ((1, 1) if rank == 0 else (0, 0))
-        with pytest.raises(TypeError, match=r"on_round needs a function that takes a record, got 'run.jsonl'"):
+        with pytest.raises(TypeError, match=r"on_round.* 'run\.jsonl'"):
             session.on_round("run.jsonl")
-        with pytest.raises(ValueError, match="every must be at least 1, got 0"):
+        with pytest.raises(ValueError, match=r"every.* 0"):
             session.on_round(kept, every=0)
 
 
@@ -229,5 +229,5 @@ def test_a_line_of_several_rounds_is_read_as_that_many(tmp_path):
     lines = path.read_text().splitlines()
     assert [json.loads(line).get("rounds", 1) for line in lines[1:]] == [1, 3, 2]
     path.write_text("\n".join([*lines[:2], lines[2].replace('"rounds":3', '"rounds":4')]) + "\n")
-    with pytest.raises(ValueError, match=r"line 3: rounds must hold a whole number from 1 to 3"):
+    with pytest.raises(ValueError, match=r"line 3: rounds.* 1 .* 3\b"):
         read_run(path)

@@ -75,13 +75,13 @@ def test_a_listener_may_change_its_record_of_a_recovery(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda told: 3, r"line 2: recovery must hold an object, got 3; mend that line"),
-        (lambda told: {**told, "leave_s": [0.5]}, r"recovery\.leave_s must hold a list of 2 numbers.*got \[0.5\]"),
-        (lambda told: {**told, "leave_s": [0.5, "1"]}, r"recovery\.leave_s must hold numbers, or null"),
-        (lambda told: {**told, "total_s": [0.5, True]}, r"recovery\.total_s must hold numbers, or null.*got True"),
-        (lambda told: {**told, "total_s": [0.5, -5]}, r"recovery\.total_s must hold numbers, 0 or more"),
+        (lambda told: 3, r"line 2: recovery\b.* 3\b"),
+        (lambda told: {**told, "leave_s": [0.5]}, r"recovery\.leave_s.* 2 .*\[0\.5\]"),
+        (lambda told: {**told, "leave_s": [0.5, "1"]}, r"recovery\.leave_s.*null"),
+        (lambda told: {**told, "total_s": [0.5, True]}, r"recovery\.total_s.* True"),
+        (lambda told: {**told, "total_s": [0.5, -5]}, r"recovery\.total_s.* 0 "),
         (lambda told: {**told, "total_s": [0.5, 10**400]}, "line 2"),
-        (lambda told: {k: v for k, v in told.items() if k != "start_s"}, r"recovery\.start_s .*got nothing"),
+        (lambda told: {k: v for k, v in told.items() if k != "start_s"}, r"recovery\.start_s.*nothing"),
     ],
 )
 def test_a_line_that_is_none_is_named(tmp_path, change, message):

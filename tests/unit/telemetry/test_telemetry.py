@@ -162,9 +162,9 @@ def test_a_line_cut_short_at_the_end_is_left_out(tmp_path):
     ("text", "message"),
     [
         ("", "no complete line"),
-        ("not json\n", "is not telemetry of hvd-hetero"),
-        ('{"some": "json"}\n', "is not telemetry of hvd-hetero"),
-        ('{"schema":"hvd-hetero/telemetry","version":99}\n', f"version 99, this program reads version {VERSION}"),
+        ("not json\n", "schema"),
+        ('{"some": "json"}\n', "schema"),
+        ('{"schema":"hvd-hetero/telemetry","version":99}\n', f"version 99.*version {VERSION}"),
     ],
 )
 def test_a_file_that_is_something_else_is_named(tmp_path, text, message):
@@ -239,9 +239,7 @@ def test_a_path_that_cannot_be_written_is_told_at_once(tmp_path, path, kind, why
 
 @pytest.mark.parametrize("path", ["", ".", "/", "a\0b"])
 def test_a_path_that_names_no_file_is_told_at_once(path):
-    with pytest.raises(
-        ValueError, match=r"telemetry must be the path of a file, got .*; write telemetry=.run\.jsonl., or"
-    ):
+    with pytest.raises(ValueError, match=r"telemetry.*telemetry=.run\.jsonl"):
         Telemetry(path)
 
 
@@ -270,7 +268,7 @@ def test_columns_of_usual_numbers_and_of_odd_ones_are_read_alike(tmp_path, kind)
     assert column[1].tolist() == ([11, 20] if kind is np.int64 else [1.0, 2.0])
     np.testing.assert_array_equal(column[0], [10, 20] if kind is np.int64 else [np.nan, 2.0])
     path.write_text("\n".join([header, json.dumps(odd | {key: [10**30, 1]}), second]) + "\n")
-    with pytest.raises(ValueError, match=f"line 2: {key} must hold"):
+    with pytest.raises(ValueError, match=f"line 2: {key}"):
         read_run(path)
 
 

@@ -60,7 +60,7 @@ def test_a_batch_beyond_the_memory_raises_the_given_error_before_any_work():
 
     world = World()
     device = played(world, out_of_memory=7, error=OutOfMemoryError)
-    with pytest.raises(OutOfMemoryError, match="8 samples, 7 fit"), device.step(8):
+    with pytest.raises(OutOfMemoryError, match=r"8 samples.* 7"), device.step(8):
         pytest.fail("the body ran")
     assert world.now_s == 50.0
     with device.step(7):
@@ -76,11 +76,11 @@ def test_by_default_it_is_a_memory_error():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((0.0, 1.0), "slope_s must be positive"),
-        ((1.0, -2.0), "a batch must take some time"),
-        ((1.0, 1.0, 0), "saturation and out_of_memory count samples"),
-        ((1.0, 1.0, float("nan")), "saturation and out_of_memory count samples"),
-        ((1.0, 1.0, 1, 0), "saturation and out_of_memory count samples"),
+        ((0.0, 1.0), "slope_s"),
+        ((1.0, -2.0), r"a batch .*time"),
+        ((1.0, 1.0, 0), "saturation and out_of_memory"),
+        ((1.0, 1.0, float("nan")), "saturation and out_of_memory"),
+        ((1.0, 1.0, 1, 0), "saturation and out_of_memory"),
     ],
 )
 def test_a_device_that_cannot_be_is_refused(arguments, message):

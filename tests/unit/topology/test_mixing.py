@@ -60,7 +60,7 @@ def test_pairs_that_share_no_rank_exchange_at_once():
 
 def test_local_updates_go_with_the_allreduce_alone():
     assert resolve_mixing("allreduce", 4, updates_locally=True) is None
-    with pytest.raises(ValueError, match=r"sync='matcha' does not go with local updates.*use sync='allreduce'"):
+    with pytest.raises(ValueError, match=r"sync='matcha'.*local updates.*sync='allreduce'"):
         resolve_mixing("matcha", 4, updates_locally=True)
 
 
@@ -96,9 +96,9 @@ def test_graphs_of_ones_own_are_taken():
 @pytest.mark.parametrize(
     ("sync", "error", "message"),
     [
-        ("dpsgd", ValueError, "sync 'dpsgd' is not known; did you mean 'd-psgd'"),
-        (NeighbourMixing(ring(3)), ValueError, "graph of 3 nodes, and there are 4 ranks"),
-        (None, TypeError, "sync must be a name, a NeighbourMixing or a MatchaMixing, got None"),
+        ("dpsgd", ValueError, r"'dpsgd'.*'d-psgd'"),
+        (NeighbourMixing(ring(3)), ValueError, r"sync.* 3 nodes.* 4 ranks"),
+        (None, TypeError, r"sync.* None"),
     ],
 )
 def test_what_is_not_known_is_refused(sync, error, message):

@@ -50,16 +50,16 @@ def test_connected():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: ring(0), "nodes must be at least 1, got 0"),
-        (lambda: complete(-1), "nodes must be at least 1, got -1"),
-        (lambda: from_edges([(1, 1)]), r"two different ranks from 0 on, got \(1, 1\)"),
-        (lambda: from_edges([(0, -1)]), r"got \(0, -1\)"),
-        (lambda: from_edges([(0, 1, 2)]), "pairs of ranks, got"),
-        (lambda: from_edges([(0, 4)], nodes=3), "got nodes=3 and an edge with rank 4; use nodes=5"),
-        (lambda: mixing_matrix(from_edges([(0, 1), (2, 3)])), "connected for mixing, got 4 nodes and 2 edges"),
-        (lambda: mixing_rho(np.ones((2, 3))), "matrix must be square"),
-        (lambda: mixing_rho([[0.5, 0.5], [0.4, 0.6]]), "rows and columns that sum to 1, got a sum of"),
-        (lambda: mixing_rho([[np.nan]]), "rows and columns that sum to 1, got a sum of nan"),
+        (lambda: ring(0), r"nodes.* 0\b"),
+        (lambda: complete(-1), r"nodes.* -1"),
+        (lambda: from_edges([(1, 1)]), r"edges.*\(1, 1\)"),
+        (lambda: from_edges([(0, -1)]), r"edges.*\(0, -1\)"),
+        (lambda: from_edges([(0, 1, 2)]), "edges"),
+        (lambda: from_edges([(0, 4)], nodes=3), r"nodes=3.*rank 4.*nodes=5"),
+        (lambda: mixing_matrix(from_edges([(0, 1), (2, 3)])), r"graph.* 4 nodes.* 2 edges"),
+        (lambda: mixing_rho(np.ones((2, 3))), "matrix"),
+        (lambda: mixing_rho([[0.5, 0.5], [0.4, 0.6]]), r"matrix.*sum"),
+        (lambda: mixing_rho([[np.nan]]), r"matrix.* nan"),
     ],
 )
 def test_bad_input_is_refused(make, message):
@@ -70,11 +70,11 @@ def test_bad_input_is_refused(make, message):
 
 def test_ranks_must_be_integers():
     """A rank of 0.5 is a type error, not a truncation; so are half a pair and half a rank."""
-    with pytest.raises(TypeError, match=r"edges must be pairs of ranks, got \(0, 0.5\)"):
+    with pytest.raises(TypeError, match=r"edges.*\(0, 0\.5\)"):
         from_edges([(0, 0.5)])
-    with pytest.raises(TypeError, match="edges must be pairs of ranks, got 0"):
+    with pytest.raises(TypeError, match=r"edges.* 0\b"):
         from_edges([0, 1])
-    with pytest.raises(TypeError, match=r"nodes must be an integer, got 3\.5"):
+    with pytest.raises(TypeError, match=r"nodes.* 3\.5"):
         ring(3.5)
 
 

@@ -278,8 +278,8 @@ def parameters(*devices: str) -> dict:
     [
         (("cpu", "cpu"), False, None),
         (("cuda:0", "cpu", "cuda:0"), True, None),
-        (("cuda:0", "cuda:1", "cuda:0"), False, "several devices .cuda:0, cuda:1., where 'layer 1' is"),
-        (("mps",), False, "mps, where 'layer 0' is"),
+        (("cuda:0", "cuda:1", "cuda:0"), False, r"cuda:0, cuda:1.*'layer 1'"),
+        (("mps",), False, r"mps.*'layer 0'"),
     ],
 )
 def test_one_cuda_device_is_timed_and_what_cannot_be_is_refused_where_times_matter(devices, timed, error):
@@ -290,5 +290,5 @@ def test_one_cuda_device_is_timed_and_what_cannot_be_is_refused_where_times_matt
     if error is None:
         needed.include(parameters(*devices))
     else:
-        with pytest.raises(ValueError, match=f"policy 'lb-bsp' cannot time {error}"):
+        with pytest.raises(ValueError, match=f"'lb-bsp'.*{error}"):
             needed.include(parameters(*devices))

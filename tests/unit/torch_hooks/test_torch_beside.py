@@ -256,7 +256,7 @@ def test_a_gradient_that_is_cleared_in_the_middle_of_a_round_is_an_error(to_none
                 optimizer.step()
                 optimizer.zero_grad()
 
-    with pytest.raises(ThreadRankError, match=r"zero_grad.. came in the middle of a round"):
+    with pytest.raises(ThreadRankError, match=r"zero_grad.*round"):
         run_on_threads(case, 2)
 
 
@@ -290,7 +290,7 @@ def test_a_user_s_own_batches_are_those_of_the_plan():
             samples = balance.batch()
             optimizer.zero_grad()
             trained(balance, model, torch.ones(samples, 3).double(), optimizer)
-        with pytest.raises(ValueError, match=r"samples must be 4 on this rank beside a reducer"):
+        with pytest.raises(ValueError, match=r"samples.* 4 "):
             balance.batch(3)
         return balance.rounds
 
@@ -324,8 +324,8 @@ def test_batches_of_a_user_s_own_follow_plans_that_change():
         ({"cost_of": lambda i: 1 / abs(i - 7)}, "cost_of.*index 7.*ZeroDivisionError"),
         ({"cost_of": lambda i: float("nan") if i == 3 else 1.0}, "cost_of.*nan for index 3"),
         ({"weight_of": lambda batch: -1.0}, "weight_of.*-1"),
-        ({"micro_batches": 0}, "micro_batches must be at least 1"),
-        ({"micro_batches": 5}, "micro_batches must be at least 1 and below 5, got 5"),
+        ({"micro_batches": 0}, "micro_batches"),
+        ({"micro_batches": 5}, r"micro_batches.* 5\b"),
     ],
 )
 def test_what_a_loader_cannot_do_beside_a_reducer_is_refused(options, message):
@@ -342,7 +342,7 @@ def test_a_micro_batch_is_not_done_again_beside_a_reducer():
             trained(balance, model, x, optimizer)
 
     def case(rank):
-        with pytest.raises(ValueError, match="a batch is not done again beside a reducer of your own"):
+        with pytest.raises(ValueError, match=r"batch.*reducer"):
             loop(rank, body)
 
     run_on_threads(case, 2)
@@ -460,7 +460,7 @@ def test_states_are_those_after_a_batch_that_is_done():
             if i == 1:
                 states = balance.state_dict(), loader.state_dict()
             told.append(balance.rounds)
-        with pytest.raises(RoundStateError, match=r"a batch was drawn and not trained on.*stop_at"):
+        with pytest.raises(RoundStateError, match=r"batch.*stop_at"):
             balance.state_dict()
         again = LoadBalance("bsp", global_batch=8)
         rest = BalancedLoader(TensorDataset(data()[0]), again)
@@ -493,9 +493,9 @@ def in_turn(balance, model, x, optimizer):
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        (closure, r"scale.. came twice.*the closure of step.. has run again.*LBFGS"),
-        (in_turn, r"scale.. came twice.*models that step in turn need DistributedOptimizer.*also"),
-        (lambda *_: None, r"for every batch.*0 \* loss for one to skip"),
+        (closure, r"scale.*closure.*LBFGS"),
+        (in_turn, r"scale.*DistributedOptimizer.*also"),
+        (lambda *_: None, r"batch.*0 \* loss"),
     ],
 )
 def test_a_body_that_needs_other_than_one_backward_pass_is_told_why(body, message):
@@ -508,7 +508,7 @@ def test_a_body_that_needs_other_than_one_backward_pass_is_told_why(body, messag
 
 def test_a_reducer_is_a_mean_or_a_sum():
     def case(rank):
-        with pytest.raises(ValueError, match="reducer must be 'mean' or 'sum', got 'average'"):
+        with pytest.raises(ValueError, match=r"reducer.* 'average'"):
             LoadBalance("bsp", global_batch=8, reducer="average")
 
     run_on_threads(case, 1)

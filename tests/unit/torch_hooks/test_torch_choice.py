@@ -33,9 +33,9 @@ def group(tmp_path):
 
 
 def test_without_either_both_ways_are_named():
-    with pytest.raises(ValueError, match=r"call hvd\.init\(\) .*torch\.distributed\.init_process_group\(\)"):
+    with pytest.raises(ValueError, match=r"hvd\.init\(\).*torch\.distributed\.init_process_group\(\)"):
         LoadBalance("bsp", global_batch=4)
-    with pytest.raises(ValueError, match="no process group; call"):
+    with pytest.raises(ValueError, match=r"no process group.*init_process_group\(\)"):
         ProcessGroupWire()
 
 
@@ -82,7 +82,7 @@ def test_no_group_outlives_its_end_in_what_the_collector_has_yet_to_find(tmp_pat
         lambda: line.start_sum(torch.ones(1), "a sum"),
         lambda: average_by_samples(2.0, 3, balance),
     ):
-        with pytest.raises(RoundStateError, match=r"has been destroyed; make LoadBalance, .* after init_process_group"):
+        with pytest.raises(RoundStateError, match=r"LoadBalance.*init_process_group\(\)"):
             ended()
 
 
@@ -96,7 +96,7 @@ def test_a_wire_can_be_of_a_group(group):
 def test_states_of_elastic_jobs_say_what_to_use_instead(group):
     elastic = pytest.importorskip("torch_hooks.elastic")
     model = torch.nn.Linear(2, 1)
-    with pytest.raises(ValueError, match=r"ranks use torch\.distributed; under torchrun --max-restarts, torch_hooks"):
+    with pytest.raises(ValueError, match=r"torch\.distributed.*torchrun --max-restarts.*torch_hooks"):
         elastic.TorchState(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
 
@@ -104,7 +104,7 @@ def test_where_horovod_is_not_installed_elastic_says_what_to_use_instead(monkeyp
     for name in [name for name in sys.modules if name.partition(".")[0] == "horovod"] + ["torch_hooks.elastic"]:
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "horovod", None)
-    with pytest.raises(ImportError, match="which is not installed; under torchrun --max-restarts, torch_hooks"):
+    with pytest.raises(ImportError, match=r"not installed.*torchrun --max-restarts.*torch_hooks"):
         importlib.import_module("torch_hooks.elastic")
 
 
@@ -125,12 +125,12 @@ def test_a_type_compresses(dtype):
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e5m2])
 def test_a_type_that_cannot_hold_gradients_is_refused(dtype):
-    with pytest.raises(ValueError, match=rf"compression must be one of torch\.float16, .*, got {dtype}"):
+    with pytest.raises(ValueError, match=rf"compression.*torch\.float16.* {dtype}"):
         compressor(dtype, SimpleNamespace(cannot_sum=()))
 
 
 def test_a_type_that_the_wire_cannot_sum_is_refused():
-    with pytest.raises(ValueError, match=r"compression=torch\.bfloat16 is a type that Horovod cannot sum; write"):
+    with pytest.raises(ValueError, match=r"compression=torch\.bfloat16.*torch\.float16"):
         compressor(torch.bfloat16, SimpleNamespace(cannot_sum=(torch.bfloat16,)))
 
 
@@ -139,7 +139,7 @@ def test_horovod_and_a_process_group_of_other_sizes_are_refused(group, monkeypat
     hvd = pytest.importorskip("horovod.torch")
     monkeypatch.setattr(hvd, "is_initialized", lambda: True)
     monkeypatch.setattr(hvd, "size", lambda: 2)
-    with pytest.raises(ValueError, match=r"Horovod is initialised with 2 rank\(s\) and torch\.distributed with 1"):
+    with pytest.raises(ValueError, match=r"2 rank.*torch\.distributed.* 1\b"):
         wire_here()
 
 
@@ -149,5 +149,5 @@ def test_what_fails_while_objects_travel_is_a_lost_rank(group, monkeypatch):
 
     wire = wire_here()
     monkeypatch.setattr(torch.distributed, "all_gather_object", fails)
-    with pytest.raises(PeerLostError, match=r"'state' has failed.*Connection closed by peer"):
+    with pytest.raises(PeerLostError, match=r"'state'.*Connection closed by peer"):
         wire.allgather_object(1, name="state")

@@ -19,7 +19,7 @@ def test_no_samples_make_no_batch():
 def test_samples_that_are_none_need_somebody_who_counts():
     samples = [torch.ones(2), None, torch.ones(2)]
     skip = lambda samples: torch.stack([s for s in samples if s is not None])  # noqa: E731
-    with pytest.raises(ValueError, match=r"collate_fn must use all.* 1 of 3 are None here; .*weight_of=lambda batch"):
+    with pytest.raises(ValueError, match=r"collate_fn.* 1 of 3 .*weight_of=lambda batch"):
         Collate(skip, counted=False)(samples)
     assert len(Collate(skip, counted=True)(samples)) == 2
     assert Weights(len, own_collate=True)(skip(samples), 3) == 2

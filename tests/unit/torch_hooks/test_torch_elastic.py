@@ -157,7 +157,7 @@ def test_rates_follow_the_global_batch_before_the_first_commit_too():
 def test_a_schedule_with_rates_of_its_own_cannot_be_scaled():
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, 10)
-    with pytest.raises(ValueError, match=r"scale_learning_rate=True cannot scale schedule, a OneCycleLR.*LambdaLR"):
+    with pytest.raises(ValueError, match=r"scale_learning_rate=True.*OneCycleLR.*LambdaLR"):
         TorchState(torch.nn.Linear(3, 1), optimizer, scale_learning_rate=True, schedule=schedule)
     assert TorchState(torch.nn.Linear(3, 1), optimizer, schedule=schedule).schedule is schedule
 
@@ -243,14 +243,14 @@ def test_a_balance_of_a_former_membership_is_not_taken_again():
     state = made()
     balance, _, _ = begun(state)
     state.reset()
-    with pytest.raises(ValueError, match=r"balance is of a former membership.*make LoadBalance, and what takes it"):
+    with pytest.raises(ValueError, match=r"balance.*membership.*LoadBalance"):
         state.follow(balance)
 
 
 def test_a_balance_that_numbers_the_ranks_of_a_former_membership_is_not_taken(monkeypatch):
     balance = LoadBalance("bsp", global_batch=BATCH)
     monkeypatch.setattr(hvd, "size", lambda: 2)
-    with pytest.raises(ValueError, match="balance is of a former membership"):
+    with pytest.raises(ValueError, match=r"balance.*membership"):
         made().follow(balance)
 
 
@@ -438,7 +438,7 @@ def test_a_commit_in_the_body_of_the_loop_is_refused():
     for x, y, _ in loader:
         torch.nn.functional.mse_loss(state.model(x), y).backward()
         optimizer.step()
-        with pytest.raises(RoundStateError, match="body does not run on a rank without data: leave it to rounds_per"):
+        with pytest.raises(RoundStateError, match=r"body.*rounds_per"):
             state.commit()
     state.commit()  # after the epoch
 
@@ -474,18 +474,18 @@ def test_shards_are_refused_with_the_way_out():
 
     balance = LoadBalance("bsp", global_batch=4)
     loader = BalancedLoader(Shard(), balance, stream="shard", rounds_per_epoch=3)
-    with pytest.raises(ValueError, match=r"stream='shard' cannot be elastic.*use stream='whole'"):
+    with pytest.raises(ValueError, match=r"stream='shard'.*stream='whole'"):
         made().follow(balance, loader)
 
 
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"rounds_per_commit": 0}, ValueError, "rounds_per_commit must be at least 1, got 0"),
-        ({"rounds_per_commit": True}, TypeError, r"must be an integer, got True \(bool\); .*None commits only where"),
-        ({"rounds_per_commit": "often"}, ValueError, "rounds_per_commit must be a number of rounds or 'auto', got 'of"),
-        ({"resets": 1}, ValueError, "resets mean something here already"),
-        ({"commit": 1, "save": 2}, ValueError, "commit, save mean something here already"),
+        ({"rounds_per_commit": 0}, ValueError, r"rounds_per_commit.* 0\b"),
+        ({"rounds_per_commit": True}, TypeError, r"rounds_per_commit.* True .*None"),
+        ({"rounds_per_commit": "often"}, ValueError, r"rounds_per_commit.* 'of"),
+        ({"resets": 1}, ValueError, r"names.* resets"),
+        ({"commit": 1, "save": 2}, ValueError, r"names.* commit, save"),
     ],
 )
 def test_wrong_options_are_refused(options, error, message):
@@ -495,9 +495,9 @@ def test_wrong_options_are_refused(options, error, message):
 
 def test_what_is_no_model_no_optimizer_or_no_balance_is_named():
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1)
-    with pytest.raises(TypeError, match=r"model must be a torch.nn.Module, got str"):
+    with pytest.raises(TypeError, match=r"model.* str"):
         TorchState("model", optimizer)
-    with pytest.raises(TypeError, match=r"optimizer must be a torch.optim.Optimizer, got str"):
+    with pytest.raises(TypeError, match=r"optimizer.* str"):
         TorchState(torch.nn.Linear(1, 1), "sgd")
-    with pytest.raises(TypeError, match="balance must be a LoadBalance, got str"):
+    with pytest.raises(TypeError, match=r"balance.* str"):
         made().follow("lb-bsp")

@@ -151,7 +151,7 @@ def test_zeroing_is_found_out_under_every_policy_that_gathers(policy, where):
 
 @pytest.mark.parametrize("act", [clip, clip_by_data])
 def test_a_gradient_changed_before_step_is_found_out_in_rounds_of_one_micro_batch(act):
-    with pytest.raises(RoundStateError, match=r"changed between backward\(\) and step\(\).*register_step_pre_hook"):
+    with pytest.raises(RoundStateError, match=r"backward\(\).*step\(\).*register_step_pre_hook"):
         trained(between=act, micro_batch=None)
 
 
@@ -217,7 +217,7 @@ def test_a_closure_is_called_once_for_each_micro_batch(micro_batch):
 
 def test_an_optimizer_that_evaluates_often_is_refused():
     net = Net()
-    with pytest.raises(ValueError, match=r"LBFGS evaluates a closure as often as it likes.*such as SGD or Adam"):
+    with pytest.raises(ValueError, match=r"LBFGS.*SGD or Adam"):
         DistributedOptimizer(torch.optim.LBFGS(net.parameters()), LoadBalance("bsp", global_batch=8))
 
 
@@ -268,7 +268,7 @@ def test_a_step_without_a_batch_leaves_state_that_there_is():
         optimizer.step()
         optimizer.zero_grad(set_to_none=False)
     before = [{k: v.clone() for k, v in state.items()} for state in inner.state.values()]
-    with pytest.raises(RoundStateError, match="step\\(\\) came without a batch"):
+    with pytest.raises(RoundStateError, match=r"step\(\).*batch"):
         optimizer.step()
     after = list(inner.state.values())
     assert before
@@ -293,7 +293,7 @@ def test_a_pass_that_is_thrown_away_does_not_stay_in_what_is_gathered(micro_batc
         for mine, its in zip(net.parameters(), trained(micro_batch=8).parameters(), strict=True):
             torch.testing.assert_close(mine, its, rtol=0, atol=1e-15)
     else:
-        with pytest.raises(RoundStateError, match=r"zero_grad\(\) came after backward\(\), in a round that would keep"):
+        with pytest.raises(RoundStateError, match=r"zero_grad\(\).*backward\(\)"):
             twice()
 
 

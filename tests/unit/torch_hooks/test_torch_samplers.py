@@ -153,11 +153,11 @@ def test_an_epoch_goes_on_from_a_state_also_of_a_sampler_that_never_draws_the_sa
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"sampler": DistributedSampler(DATA, 2, 0)}, r"DistributedSampler\(…\) gives each rank a part.*shuffle=True"),
-        ({"sampler": RandomSampler(DATA), "shuffle": True}, "shuffle and sampler each decide the order"),
-        ({"sampler": [1], "batch_sampler": [[1]]}, "sampler and batch_sampler each decide the order"),
-        ({"sampler": [[1, 2], [3]]}, "must give whole numbers.*got list; give one that yields lists as batch_sampler"),
-        ({"sampler": ["a"]}, "must give whole numbers, the indices of samples, got str$"),
+        ({"sampler": DistributedSampler(DATA, 2, 0)}, r"DistributedSampler.*shuffle=True"),
+        ({"sampler": RandomSampler(DATA), "shuffle": True}, "shuffle and sampler"),
+        ({"sampler": [1], "batch_sampler": [[1]]}, "sampler and batch_sampler"),
+        ({"sampler": [[1, 2], [3]]}, r"sampler.* list\b.*batch_sampler"),
+        ({"sampler": ["a"]}, r"sampler.* str$"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(options, message):

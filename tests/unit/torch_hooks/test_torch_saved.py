@@ -207,9 +207,7 @@ def test_what_could_not_be_read_again_is_not_written(tmp_path):
         job.saved.save()
         before = (tmp_path / "run").read_bytes()
         odd.value = np.float64(0.5)  # later, as an optimizer has its state from its first step on
-        with pytest.raises(
-            HeteroError, match="the state of mine is not of tensors and plain data" if rank == 0 else "rank 0"
-        ):
+        with pytest.raises(HeteroError, match=r"mine.*tensors" if rank == 0 else "rank 0"):
             job.saved.save()
         assert (tmp_path / "run").read_bytes() == before
 
@@ -378,27 +376,27 @@ def test_what_a_killed_process_left_half_written_is_removed_but_not_what_another
 def test_mistakes_are_told(tmp_path):
     def mistakes(rank):
         job = Job(tmp_path / "run", every=None)
-        with pytest.raises(ValueError, match="loader is saved already"):
+        with pytest.raises(ValueError, match=r"loader.*already"):
             SavedTraining(tmp_path / "b", job.balance, job.loader)
         for _ in job.loader:
-            with pytest.raises(RoundStateError, match=r"save\(\) inside an iteration"):
+            with pytest.raises(RoundStateError, match=r"save\(\)"):
                 job.saved.save()
             break
         other = Job(tmp_path / "other", every=None)
         for options, error, said in (
-            ({"rounds_per_save": 0}, ValueError, "rounds_per_save must be at least 1"),
-            ({"note": 3}, TypeError, r"note must have state_dict\(\)"),
+            ({"rounds_per_save": 0}, ValueError, "rounds_per_save"),
+            ({"note": 3}, TypeError, r"note.*state_dict\(\)"),
         ):
             with pytest.raises(error, match=said):
                 SavedTraining(tmp_path / "c", other.balance, other.loader, **options)
-        with pytest.raises(TypeError, match="balance and loader must be"):
+        with pytest.raises(TypeError, match="balance and loader"):
             SavedTraining(tmp_path / "c", other.loader, other.balance)
-        with pytest.raises(ValueError, match="loader is of another LoadBalance than balance"):
+        with pytest.raises(ValueError, match=r"loader.*LoadBalance"):
             SavedTraining(tmp_path / "c", other.balance, job.loader)
-        with pytest.raises(ValueError, match=r"made by also\(\)"):
+        with pytest.raises(ValueError, match=r"also\(\)"):
             SavedTraining(tmp_path / "c", other.balance.also(), other.loader)
         late = Job(tmp_path / "late", every=None).run(1, until=1)
-        with pytest.raises(RoundStateError, match="made after rounds were done"):
+        with pytest.raises(RoundStateError, match="after rounds"):
             SavedTraining(tmp_path / "d", late.balance, late.loader)
 
     run_on_threads(mistakes, 1)
@@ -407,9 +405,7 @@ def test_mistakes_are_told(tmp_path):
     def other_parts(rank):
         balance = LoadBalance("bsp", global_batch=GLOBAL_BATCH)
         loader = BalancedLoader(Indexed(), balance)
-        with pytest.raises(
-            HeteroError, match="holds model, optimizer, schedule in version 2, and this training saves net"
-        ):
+        with pytest.raises(HeteroError, match=r"model, optimizer, schedule.* 2\b.* net"):
             SavedTraining(tmp_path / "parts", balance, loader, net=torch.nn.Linear(1, 1))
 
     run_on_threads(other_parts, 1)
@@ -417,7 +413,7 @@ def test_mistakes_are_told(tmp_path):
 
 def test_models_that_differ_between_ranks_are_refused(tmp_path):
     def refused(rank):
-        with pytest.raises(ValueError, match="each rank holds a model of its own"):
+        with pytest.raises(ValueError, match="each rank"):
             Job(tmp_path / "run", sync="d-psgd")
 
     run_on_threads(refused, 2)

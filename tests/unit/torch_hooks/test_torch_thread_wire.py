@@ -68,5 +68,5 @@ def test_tensors_of_unlike_shapes_are_refused():
     def case(rank):
         wire_here().result(wire_here().start_sum(torch.zeros(rank + 1), "sum"))
 
-    with pytest.raises(ThreadRankError, match="the ranks do not agree on 'sum'"):
+    with pytest.raises(ThreadRankError, match="'sum'"):
         run_on_threads(case, ranks=2)

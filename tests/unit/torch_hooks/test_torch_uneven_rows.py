@@ -58,5 +58,5 @@ def test_rows_of_no_width_and_parts_of_tensors():
 
 
 def test_rows_of_other_types_are_refused_on_all_ranks():
-    with pytest.raises(HeteroError, match="do not agree on 'rows': rows of different types or shapes"):
+    with pytest.raises(HeteroError, match="'rows'"):
         gather([torch.zeros(1), torch.zeros(1, dtype=torch.float64)], 0)

@@ -312,5 +312,5 @@ def test_a_broken_horovod_is_not_launched(monkeypatch):
 
 @pytest.mark.parametrize("argv", [("--ranks", "0"), ("--timeout", "0"), ("--timeout", "nan")])
 def test_wrong_options_are_named(argv):
-    with pytest.raises(ValueError, match=f"{argv[0]} must be"):
+    with pytest.raises(ValueError, match=argv[0]):
         check.run(arguments(*argv))

@@ -103,11 +103,11 @@ def test_another_error_of_the_step_is_not_swallowed():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"smallest": 0}, "smallest must be"),
-        ({"repeats": 0}, "repeats must be"),
-        ({"largest": 0}, "largest must not"),
-        ({"longest_s": -1.0}, "longest_s must be positive, got -1"),
-        ({"longest_s": float("nan")}, "longest_s must be positive, got nan"),
+        ({"smallest": 0}, "smallest"),
+        ({"repeats": 0}, "repeats"),
+        ({"largest": 0}, "largest"),
+        ({"longest_s": -1.0}, r"longest_s.* -1"),
+        ({"longest_s": float("nan")}, r"longest_s.* nan"),
     ],
 )
 def test_impossible_options_are_named(options, message):

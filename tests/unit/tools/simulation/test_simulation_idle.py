@@ -104,5 +104,5 @@ def test_any_idle_rounds_end_in_figures_or_an_error(changed):
 def test_a_search_that_cannot_end_is_an_error():
     """A factor that is no number allows no sample, however long the round is."""
     machines = Machines(Cluster.of_speeds([100.0, 200.0]))
-    with ends_soon("no number"), pytest.raises(ValueError, match="speeds must let 10 samples end"):
+    with ends_soon("no number"), pytest.raises(ValueError, match=r"speeds.* 10 "):
         BestSplit().foresee(machines, 0.0, np.array([1.0, np.nan]), 10)

@@ -58,10 +58,10 @@ def test_where_there_is_nobody_to_average_with_nothing_is_exchanged():
 @pytest.mark.parametrize(
     ("network", "policy", "sync", "said"),
     [
-        (Network("server"), BSP(), "d-psgd", "kind 'server' has none; use kind 'ring'"),
-        (Network(), ElasticBSP(updates="local"), "matcha", "does not go with local updates"),
-        (Network(), BSP(), "dpsgd", "did you mean 'd-psgd'"),
-        (Network(), BSP(), NeighbourMixing(complete(4)), "graph of 4 nodes, and there are 3 ranks"),
+        (Network("server"), BSP(), "d-psgd", r"'server'.*'ring'"),
+        (Network(), ElasticBSP(updates="local"), "matcha", "local updates"),
+        (Network(), BSP(), "dpsgd", "'d-psgd'"),
+        (Network(), BSP(), NeighbourMixing(complete(4)), r"sync.* 4 nodes.* 3 ranks"),
     ],
 )
 def test_what_cannot_be_is_refused(network, policy, sync, said):

@@ -163,14 +163,14 @@ def test_a_reading_that_is_no_share_is_an_error_that_says_where(name, tmp_path):
     changed[name][1] = 1e9
     lines[1 + 9] = json.dumps(changed)
     path.write_text("\n".join(lines) + "\n")
-    said = rf"{name} must be at least 0 and at most 1, got 1e\+09 in round 9 on rank 1; remove that line"
+    said = rf"{name}.* 1e\+09 .*round 9.*rank 1"
     with pytest.raises(ValueError, match=said):
         replay(read_run(path))
 
 
 @pytest.mark.parametrize("reading", [Resources(1.2, 0.5), Resources(0.5, -0.1)])
 def test_recorded_readings_are_shares(reading):
-    with pytest.raises(ValueError, match="recorded must hold shares"):
+    with pytest.raises(ValueError, match="recorded"):
         Drivers(recorded=(Resources(0.5, math.nan), reading))
 
 
