@@ -19,6 +19,7 @@ from torch.nn import functional
 from torch_common import flat
 
 from hvd_hetero.policies import ElasticBSP, NonBlocking, Policy, StaticAllocation
+from hvd_hetero.session import balancer_of
 from hvd_hetero.topology import matcha, ring
 from hvd_hetero.topology.mixing import MatchaMixing, Mixing
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance
@@ -73,7 +74,7 @@ def train(policy: Policy, sync: str | Mixing, make: Callable) -> tuple[torch.nn.
     while balance.rounds < ROUNDS:
         for index in loader:
             seen[balance.rounds].append(index.tolist())
-            ends_early = balance._session.balancer.work.plan.ends == "first"
+            ends_early = balancer_of(balance).work.plan.ends == "first"
             time.sleep((LONGER_S if ends_early else PAUSE_S * len(index)) * hvd.rank())
             optimizer.zero_grad()
             loss_of(model, index).backward()

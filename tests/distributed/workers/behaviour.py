@@ -19,6 +19,7 @@ from torch_common import refusal, spread
 
 from hvd_hetero.errors import RoundStateError
 from hvd_hetero.policies import BSP, LBBSP, Policy, StaticAllocation
+from hvd_hetero.session import balancer_of
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance
 from torch_hooks.data.samplers import drawn_by
 from torch_hooks.gradients import bundles
@@ -50,8 +51,10 @@ def training(
     return model, balance, batches, optimizer
 
 
-def fit(model: torch.nn.Module, batches: BalancedLoader, optimizer: torch.optim.Optimizer) -> None:
-    while batches.stop_at is not None and optimizer._updates._balancer.rounds < batches.stop_at:
+def fit(
+    model: torch.nn.Module, balance: LoadBalance, batches: BalancedLoader, optimizer: torch.optim.Optimizer
+) -> None:
+    while batches.stop_at is not None and balance.rounds < batches.stop_at:
         for x, y in batches:
             optimizer.zero_grad()
             functional.mse_loss(model(x), y).backward()
@@ -59,19 +62,19 @@ def fit(model: torch.nn.Module, batches: BalancedLoader, optimizer: torch.optim.
 
 
 def final(policy: str | Policy, **options: Any) -> list[float]:
-    model, _, batches, optimizer = training(policy, **options)
-    fit(model, batches, optimizer)
+    model, balance, batches, optimizer = training(policy, **options)
+    fit(model, balance, batches, optimizer)
     return [float(v) for p in model.parameters() for v in p.detach().flatten()]
 
 
 def worker_processes_change_nothing() -> dict:
     """Fetching ahead in two worker processes gives the very same training, with a lead of four rounds."""
     model, balance, batches, optimizer = training(StaticAllocation([1, 3]), num_workers=2)
-    fit(model, batches, optimizer)
+    fit(model, balance, batches, optimizer)
     return {
         "with": [float(v) for p in model.parameters() for v in p.detach().flatten()],
         "without": final(StaticAllocation([1, 3])),
-        "lead": balance._session.balancer.lead,
+        "lead": balancer_of(balance).lead,
     }
 
 
@@ -79,7 +82,7 @@ def balanced_with_workers() -> dict:
     """LB-BSP under a lead still finds the slow rank, and every rank has the same parameters."""
     model, balance, batches, optimizer = training(LBBSP(), rounds=40, global_batch=120, num_workers=1)
     plans: list[tuple[int, ...]] = []
-    balance._session.balancer.observer = lambda finished: plans.append(finished.plan.samples)
+    balancer_of(balance).observer = lambda finished: plans.append(finished.plan.samples)
     while balance.rounds < 40:
         for x, y in batches:
             optimizer.zero_grad()
@@ -305,7 +308,7 @@ def telemetry_is_written_by_rank_0() -> dict:
     balance = LoadBalance("lb-bsp", global_batch=24, telemetry=path)
     batches = BalancedLoader(TensorDataset(X, Y), balance, stop_at=10)
     optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), balance)
-    fit(model, batches, optimizer)
+    fit(model, balance, batches, optimizer)
     balance.close()
     return {"exists": path.exists(), "lines": len(path.read_text().splitlines()) if path.exists() else 0}
 
@@ -386,7 +389,7 @@ def different_data() -> dict:
     balance = LoadBalance("bsp", global_batch=24)
     batches = BalancedLoader(TensorDataset(X, Y), balance, shuffle=True, seed=hvd.rank(), stop_at=5)
     optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), balance, model.named_parameters())
-    return {"refusal": refusal(lambda: fit(model, batches, optimizer)), "rounds": balance.rounds}
+    return {"refusal": refusal(lambda: fit(model, balance, batches, optimizer)), "rounds": balance.rounds}
 
 
 def data_cut_by_hand() -> dict:
@@ -400,7 +403,7 @@ def data_cut_by_hand() -> dict:
         optimizer = DistributedOptimizer(
             torch.optim.SGD(model.parameters(), lr=0.01), balance, model.named_parameters()
         )
-        said[name] = {"refusal": refusal(lambda: fit(model, batches, optimizer)), "rounds": balance.rounds}  # noqa: B023
+        said[name] = {"refusal": refusal(lambda: fit(model, balance, batches, optimizer)), "rounds": balance.rounds}  # noqa: B023
     return said
 
 

@@ -21,6 +21,7 @@ from simulated import SimulatedClock
 from torch.nn import functional
 
 from hvd_hetero.policies import BSP, LBBSP, ElasticBSP, NonBlocking, Policy, StaticAllocation
+from hvd_hetero.session import balancer_of
 from hvd_hetero.telemetry import read_run
 from hvd_hetero.testing import DeviceModel
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance, out_of_memory
@@ -125,7 +126,7 @@ def train(policy: Policy, shortage: Shortage) -> dict:
     epochs: list[int] = []
     limits: list[list[int]] = []
     complete_when_struck: set[bool] = set()
-    observer = balance._session.balancer.observer
+    observer = balancer_of(balance).observer
 
     def observe(finished) -> None:
         epochs.append(finished.epoch)
@@ -133,7 +134,7 @@ def train(policy: Policy, shortage: Shortage) -> dict:
         if observer is not None:
             observer(finished)
 
-    balance._session.balancer.observer = observe
+    balancer_of(balance).observer = observe
     while balance.rounds < ROUNDS:
         for index in loader:
             round = balance.rounds
@@ -179,11 +180,11 @@ def train(policy: Policy, shortage: Shortage) -> dict:
 
 def later(balance: LoadBalance, size: int) -> bool:
     """Not in the first micro-batch of a round: others have been accumulated."""
-    return balance.rounds >= 3 and balance._session.balancer.accumulating and not balance._session.balancer.closing
+    return balance.rounds >= 3 and balancer_of(balance).accumulating and not balancer_of(balance).closing
 
 
 def last_of_several(balance: LoadBalance, size: int) -> bool:
-    return balance.rounds >= 3 and balance._session.balancer.accumulating and balance._session.balancer.closing
+    return balance.rounds >= 3 and balancer_of(balance).accumulating and balancer_of(balance).closing
 
 
 def at_any(balance: LoadBalance, size: int) -> bool:
@@ -232,14 +233,14 @@ def curves() -> dict:
     loader = BalancedLoader(Indexed(15 * 32 * hvd.size()), balance, shuffle=True, seed=5, stop_at=45)
     optimizer = DistributedOptimizer(sgd(net.parameters()), balance, net.named_parameters())
     plans: list[tuple[int, ...]] = []
-    observer = balance._session.balancer.observer
+    observer = balancer_of(balance).observer
 
     def observe(finished) -> None:
         plans.append((finished.plan.total, finished.plan.samples))
         if observer is not None:
             observer(finished)
 
-    balance._session.balancer.observer = observe
+    balancer_of(balance).observer = observe
     visits: list[list[int]] = []
     while balance.rounds < 45:
         visits.append([])
@@ -257,7 +258,7 @@ def curves() -> dict:
     result = {
         "plans": plans,
         "gammas": gammas,
-        "limit": hvd.broadcast_object(balance._session.balancer.meter.limit, root_rank=0, name="limit"),
+        "limit": hvd.broadcast_object(balancer_of(balance).meter.limit, root_rank=0, name="limit"),
         "epochs": [sorted(i for of_rank in everyone for i in of_rank[e]) for e in range(len(visits))],
     }
     if hvd.rank() == 0:

@@ -27,6 +27,7 @@ from hvd_hetero.policies import (
     StaticAllocation,
 )
 from hvd_hetero.rounds import FinishedRound
+from hvd_hetero.session import balancer_of
 from tests.distributed.workers.every_round import EveryRoundAnother  # from wherever this is imported
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance
 
@@ -149,7 +150,7 @@ def train(case: Case, rank: int, ranks: int, rounds: int, pass_s: Callable[[floa
         epochs.append(finished.epoch)
         planned.append(finished.plan.samples)
 
-    balance._session.balancer.observer = observe
+    balancer_of(balance).observer = observe
     while balance.rounds < rounds:
         for index in loader:
             seen[balance.rounds] += index.tolist()

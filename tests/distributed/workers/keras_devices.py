@@ -12,6 +12,7 @@ from keras_fits import keras, on_rank_0, spread
 from queued_device import Network, QueuedDevice
 
 from hvd_hetero.policies import LBBSP
+from hvd_hetero.session import balancer_of
 from hvd_hetero.testing import DeviceModel
 from keras_callbacks import LoadBalance, load_balance, resize_batches
 
@@ -66,7 +67,7 @@ def unequal_gpus_find_their_split_and_survive_a_shortage_of_memory() -> dict:
         data = resize_batches((x, y), balance)
         told = model.fit(data, epochs=EPOCHS, verbose=0, shuffle=False, callbacks=[balance]).history
         balance.close()
-    limit = hvd.broadcast_object(balance._session.balancer.meter.limit, root_rank=0)
+    limit = hvd.broadcast_object(balancer_of(balance).meter.limit, root_rank=0)
 
     def latest_s(samples: list[int]) -> float:
         counts = (-(-samples[0] // limit), 1)

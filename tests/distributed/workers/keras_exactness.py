@@ -24,6 +24,7 @@ from pool import serve
 
 from hvd_hetero.communication import bucket_sizes as division
 from hvd_hetero.policies import BSP, Policy, StaticAllocation
+from hvd_hetero.session import balancer_of
 from keras_callbacks import LoadBalance, resize_batches
 from keras_callbacks.step import graph_synchroniser
 
@@ -91,7 +92,7 @@ def train(policy: Policy, optimizer: str, dtype: str, prefetch: int, built: bool
     start: list[np.ndarray] = []
 
     def saw(indices: np.ndarray) -> None:
-        if balance._session.balancer.weight > 0:  # otherwise it stands in for no data
+        if balancer_of(balance).weight > 0:  # otherwise it stands in for no data
             seen.setdefault(balance.rounds, []).extend(int(i) for i in indices)
             sizes.add(len(indices))
 

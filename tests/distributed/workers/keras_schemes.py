@@ -23,6 +23,7 @@ from pool import serve
 from told_speeds import supersteps
 
 from hvd_hetero.policies import BSP, LBNonBlocking, NonBlocking, Policy
+from hvd_hetero.session import balancer_of
 from hvd_hetero.topology.mixing import resolve_mixing
 from keras_callbacks import LoadBalance, resize_batches
 
@@ -43,7 +44,7 @@ def train(
     start: list[np.ndarray] = []
 
     def saw(indices: np.ndarray) -> None:
-        if balance._session.balancer.weight > 0:
+        if balancer_of(balance).weight > 0:
             seen.setdefault(balance.rounds, []).append([int(i) for i in indices])
         time.sleep(SLOW_S * (hvd.rank() == 0))
 

@@ -12,6 +12,7 @@ import tensorflow as tf
 from keras_fits import BATCH, FEATURES, SAMPLES, UNEQUAL, Start, alone, data, on_rank_0, spread
 
 from hvd_hetero.policies import NonBlocking
+from hvd_hetero.session import balancer_of
 from keras_callbacks import LoadBalance, resize_batches
 
 keras = tf.keras
@@ -27,7 +28,7 @@ def watched(seen: list[tuple[int, list[int]]], balance: LoadBalance) -> Any:
             return super().train_step(batch)
 
     def note(numbers):
-        if balance._session.balancer.weight > 0:  # otherwise it stands in for no data
+        if balancer_of(balance).weight > 0:  # otherwise it stands in for no data
             seen.append((balance.rounds, [int(i) for i in numbers]))
 
     inputs = keras.layers.Input((FEATURES + 1,))

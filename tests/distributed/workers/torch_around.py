@@ -20,6 +20,7 @@ import torch_hooks
 from hvd_hetero.errors import HeteroError
 from hvd_hetero.policies import BSP, LBBSP, ElasticBSP, NonBlocking, Policy, SelfAdaptive, StaticAllocation
 from hvd_hetero.rounds import FinishedRound, RoundPlan
+from hvd_hetero.session import balancer_of
 from torch_hooks import BalancedLoader, DistributedOptimizer, GradScaler, LoadBalance, SyncBatchNorm
 
 SAMPLES = 25  # with a batch of 12 and two ranks: a round of 12, and one of 13
@@ -224,7 +225,7 @@ def compression() -> dict:
     return {
         "difference": difference(narrow.model, wide.model),
         "spread": spread(narrow.model),
-        "counted": balance._session.balancer.finished.table.column("samples").tolist(),
+        "counted": balancer_of(balance).finished.table.column("samples").tolist(),
         "refused": refusal(lambda: Job("bsp", compression="fp16")),
         "refused with d-psgd": refusal(lambda: Job("bsp", sync="d-psgd", compression=hvd.Compression.fp16)),
     }
@@ -360,7 +361,7 @@ def batch_norm_leaves_lb_bsp_its_eyes() -> dict:
     loader = BalancedLoader(TensorDataset(X[:24], Y[:24]), balance, stop_at=24)
     optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), balance)
     finished: list[FinishedRound] = []
-    balance._session.balancer.observer = finished.append
+    balancer_of(balance).observer = finished.append
     while balance.rounds < 24:
         for x, y in loader:
             time.sleep(len(x) * 4e-3 * (1 + hvd.rank()))  # far above what else takes time

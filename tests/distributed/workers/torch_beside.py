@@ -25,6 +25,7 @@ from torch_common import refusal
 from hvd_hetero import late_tables
 from hvd_hetero.policies import BSP, LBBSP, NonBlocking, Policy, StaticAllocation
 from hvd_hetero.rounds import FinishedRound, RoundPlan
+from hvd_hetero.session import balancer_of
 from hvd_hetero.telemetry import read_run
 from hvd_hetero.testing import CpuQuota
 from hvd_hetero.testing.rank import RUN_DIR
@@ -239,7 +240,7 @@ def train(case: Case, how: str) -> dict[str, Any] | None:
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=5) if case.scaler else None
     seen: list[list[list[int]]] = [[] for _ in range(ROUNDS)]
     tables: list[FinishedRound] = []
-    balance._session.balancer.observer = tables.append
+    balancer_of(balance).observer = tables.append
     while balance.rounds < ROUNDS:
         for index in loader:
             seen[balance.rounds].append(index.tolist())
@@ -393,7 +394,7 @@ def own_time(how: str, kind: type[torch.nn.Sequential] = torch.nn.Sequential) ->
     balance = LoadBalance("bsp", global_batch=batch)
     loader = BalancedLoader(Indexed(8 * batch), balance)
     tables: list[FinishedRound] = []
-    balance._session.balancer.observer = tables.append
+    balancer_of(balance).observer = tables.append
     for index in loader:
         optimizer.zero_grad()
         balance.scale(model(torch.randn(len(index), FEATURES)).square().mean()).backward()

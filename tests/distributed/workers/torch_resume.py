@@ -25,6 +25,7 @@ import hvd_hetero.measurement.speed_meter
 import hvd_hetero.session
 from hvd_hetero.measurement.readings import Resources
 from hvd_hetero.policies import LBBSP, ElasticBSP, NonBlocking, Policy, SelfAdaptive
+from hvd_hetero.session import balancer_of
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance
 
 ROUNDS = 10
@@ -114,8 +115,8 @@ class Job:
         self.clock = clock
         self.model = torch.nn.Sequential(torch.nn.Linear(5, 6), torch.nn.Tanh(), torch.nn.Linear(6, 1))
         self.balance = LoadBalance(POLICIES[policy](), global_batch=GLOBAL_BATCH)
-        if self.balance._session.balancer.signals is not None:
-            self.balance._session.balancer.signals = Script()
+        if balancer_of(self.balance).signals is not None:
+            balancer_of(self.balance).signals = Script()
         self.loader = DATA[data](self.balance)
         self.optimizer = DistributedOptimizer(
             torch.optim.Adam(self.model.parameters(), lr=0.05), self.balance, self.model.named_parameters()
@@ -124,7 +125,7 @@ class Job:
         self.visits: list[list[int]] = []
         self.epochs: list[int] = []
         self._mine: list[int] = []
-        self.balance._session.balancer.observer = self._note
+        balancer_of(self.balance).observer = self._note
 
     def _note(self, finished: Any) -> None:
         self.plans.append(finished.plan.samples)

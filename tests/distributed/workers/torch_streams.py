@@ -15,6 +15,7 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 from torch_common import refusal
 
 from hvd_hetero.policies import BSP, LBBSP, ElasticBSP, NonBlocking, Policy, StaticAllocation
+from hvd_hetero.session import balancer_of
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance
 
 SAMPLES = 131
@@ -69,12 +70,12 @@ def trained(policy: Policy, make: Callable[[LoadBalance], BalancedLoader]) -> di
         loader.set_epoch(epoch)
         seen.append([])
         for x, y, index in loader:
-            done = balance._session.balancer.meter.round.samples
+            done = balancer_of(balance).meter.round.samples
             optimizer.zero_grad()
             functional.binary_cross_entropy_with_logits(model(x), y).backward()
             time.sleep(0.001 * hvd.rank())
             optimizer.step()
-            assert balance._session.balancer.meter.round.samples != done or balance.round_complete
+            assert balancer_of(balance).meter.round.samples != done or balance.round_complete
             seen[-1] += index.tolist()
     end = torch.cat([p.detach().flatten() for p in model.parameters()]).tolist()
     return {"seen": hvd.allgather_object(seen), "end": end, "rounds": balance.rounds}

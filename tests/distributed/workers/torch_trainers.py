@@ -29,6 +29,7 @@ from transformers import (  # noqa: E402
 
 from hvd_hetero import late_tables  # noqa: E402
 from hvd_hetero.policies import LBBSP  # noqa: E402
+from hvd_hetero.session import balancer_of  # noqa: E402
 from torch_hooks import BalancedLoader, LoadBalance  # noqa: E402
 from torch_hooks.lightning import ScaleLoss  # noqa: E402
 from torch_hooks.trainer import BalancedTrainer  # noqa: E402
@@ -170,7 +171,7 @@ def options() -> dict[str, Any]:
     """What a loader of the Trainer's own would heed."""
     trainer = trainer_of("tokens", [], 1, num_train_epochs=1, dataloader_drop_last=True, dataloader_num_workers=1)
     trainer.train()
-    return {"steps": trainer.state.global_step, "lead": trainer.balance._session.balancer.lead}
+    return {"steps": trainer.state.global_step, "lead": balancer_of(trainer.balance).lead}
 
 
 def refused() -> dict[str, str]:

@@ -18,6 +18,7 @@ hvd = pytest.importorskip("horovod.tensorflow")
 import tensorflow as tf  # noqa: E402 - imported by Horovod if it is there
 
 from hvd_hetero.policies import BSP, LBBSP, ElasticBSP, NonBlocking  # noqa: E402
+from hvd_hetero.session import balancer_of  # noqa: E402
 from hvd_hetero.testing import DeviceModel  # noqa: E402
 from keras_callbacks import LoadBalance, load_balance, resize_batches  # noqa: E402
 from keras_callbacks.step.device import Device, device_here  # noqa: E402
@@ -210,12 +211,12 @@ def test_devices_that_have_no_one_queue_are_refused_where_their_time_matters(mon
             match=r"GPU.*/device:.*hvd\.local_rank\(\).*bsp",
         ):
             LoadBalance(policy, global_batch=4)
-    assert LoadBalance("bsp", global_batch=4)._session.meter.queued
+    assert balancer_of(LoadBalance("bsp", global_batch=4)).meter.queued
 
 
 def test_one_gpu_is_timed_and_without_one_nothing_is_added(monkeypatch):
     seen_by(monkeypatch, "CPU", "GPU")
     assert isinstance(device_here("lb-bsp", timed=True), Device)
-    assert not LoadBalance("lb-bsp", global_batch=4)._session.meter.queued, "the clock waits for the device"
+    assert not balancer_of(LoadBalance("lb-bsp", global_batch=4)).meter.queued, "the clock waits for the device"
     seen_by(monkeypatch, "CPU", "CPU")
     assert device_here("lb-bsp", timed=True) is None

@@ -51,7 +51,9 @@ class TestARIMA:
                 ours.append(p.predict())
             p.update(x)
         scale = np.std(np.diff(v[:105], n=2))
-        filtered = model.ARIMA(np.diff(v, n=2) / scale, order=(2, 0, 1), trend="n").filter([*p._parameters, 1.0])
+        filtered = model.ARIMA(np.diff(v, n=2) / scale, order=(2, 0, 1), trend="n").filter(
+            [*p.state_dict()["parameters"], 1.0]
+        )
         theirs = 2 * v[105:-1] - v[104:-2] + filtered.predict(start=104, end=137) * scale
         assert len(ours) == 34
         np.testing.assert_allclose(ours, theirs, atol=1e-6)  # innovations have size 1
@@ -68,7 +70,7 @@ class TestARIMA:
         p = ARIMA(refit_every=10)
         for k in range(40):
             p.update(100.0 + k)
-        assert p._parameters is None
+        assert p.state_dict()["parameters"] is None
 
     def test_an_estimate_that_fails_is_logged_and_changes_nothing(self, monkeypatch, caplog):
         from statsmodels.tsa.arima import model
@@ -80,7 +82,7 @@ class TestARIMA:
         p = ARIMA(refit_every=10)
         for v in np.random.default_rng(2).uniform(90, 110, 20):
             p.update(v)
-        assert p._parameters is None
+        assert p.state_dict()["parameters"] is None
         assert "ARIMA keeps its parameters" in caplog.text
 
     @pytest.mark.parametrize(("options", "named"), [({"window": 5}, "window"), ({"refit_every": 1}, "refit_every")])

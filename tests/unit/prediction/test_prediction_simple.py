@@ -107,7 +107,9 @@ def test_reverting_without_any_movement_keeps_its_prior():
     for _ in range(50):
         p.update(80.0)
     p.update(100.0)
-    assert p.predict() == pytest.approx(np.exp(0.3 * np.log(100.0) + 0.2 * np.log(80.0) + 0.5 * p._level))
+    assert p.predict() == pytest.approx(
+        np.exp(0.3 * np.log(100.0) + 0.2 * np.log(80.0) + 0.5 * p.state_dict()["level"])
+    )
 
 
 def test_reverting_learns_that_a_spike_passes():

@@ -17,6 +17,7 @@ from hvd_hetero import late_tables  # noqa: E402
 from hvd_hetero.errors import RoundStateError  # noqa: E402
 from hvd_hetero.policies import BSP, StaticAllocation  # noqa: E402
 from hvd_hetero.rounds import RoundPlan  # noqa: E402
+from hvd_hetero.session import balancer_of  # noqa: E402
 from hvd_hetero.testing import ThreadRankError, run_on_threads  # noqa: E402
 from torch_hooks import BalancedLoader, LoadBalance, SavedTraining, SyncBatchNorm  # noqa: E402
 from torch_hooks.beside import layers  # noqa: E402
@@ -146,7 +147,7 @@ def test_a_step_with_a_closure_is_timed_once():
 
     def case(rank):
         balance = loop(rank, body, 5)
-        return balance.rounds, float(balance._session.balancer.finished.table.busy_s.max())
+        return balance.rounds, float(balancer_of(balance).finished.table.busy_s.max())
 
     for rounds, busy_s in run_on_threads(case, 2):
         assert rounds == 5
@@ -187,7 +188,7 @@ def test_each_iteration_may_be_left_at_its_first_batch():
             optimizer.zero_grad()
             trained(balance, model, x, optimizer)
         next(iter(loader))
-        return balance.rounds, balance._session.balancer.finished.round
+        return balance.rounds, balancer_of(balance).finished.round
 
     assert run_on_threads(case, 2) == [(4, 2)] * 2
 
@@ -372,8 +373,8 @@ def test_events_take_the_times_of_work_that_is_queued(monkeypatch, costs_s):
         device, tables = SimpleNamespace(now_s=0.0), []
         balance, model = LoadBalance("bsp", global_batch=8), line()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        balance._session.balancer.observer = tables.append
-        meter = balance._session.meter
+        balancer_of(balance).observer = tables.append
+        meter = balancer_of(balance).meter
         meter.stopwatch, meter.queued = CudaStopwatch(torch.device("cpu"), lambda: Event(device)), True
 
         def passes(seconds):

@@ -11,6 +11,7 @@ import torch  # noqa: E402 - imported by Horovod if it is there
 from torch.nn import functional  # noqa: E402
 
 from hvd_hetero.policies import BSP  # noqa: E402
+from hvd_hetero.session import balancer_of  # noqa: E402
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance  # noqa: E402
 
 BATCH = 8
@@ -65,9 +66,9 @@ class Slow(torch.utils.data.Dataset):
 def test_samples_that_are_read_again_in_parts_count_as_waiting_for_data(known):
     model, balance, loader, optimizer = begun("bsp", Slow())
     input_s = []
-    balance._session.balancer.observer = lambda finished: input_s.extend(finished.table.figures("input_s"))
+    balancer_of(balance).observer = lambda finished: input_s.extend(finished.table.figures("input_s"))
     if known:
-        balance._session.balancer.meter.limit = 4
+        balancer_of(balance).meter.limit = 4
     for x, y in loader:
         with balance.surviving_out_of_memory():
             if len(x) == BATCH:
@@ -123,7 +124,7 @@ def test_micro_batches_and_parts_in_which_nothing_is_left_are_passed_over(unread
         BSP(max_micro_batch=micro_batch), Unreadable(unreadable), collate_fn=indices, weight_of=len
     )
     used = []
-    balance._session.balancer.observer = lambda finished: used.append(finished.table.figures("weight")[0])
+    balancer_of(balance).observer = lambda finished: used.append(finished.table.figures("weight")[0])
     shortages = [moment]
 
     def runs_short(size):

@@ -24,6 +24,7 @@ from torch.nn import functional  # noqa: E402
 from hvd_hetero.commits import CommitPace  # noqa: E402
 from hvd_hetero.errors import HeteroError, RoundStateError  # noqa: E402
 from hvd_hetero.policies import BSP, LBBSP, ElasticBSP, LBNonBlocking, NonBlocking, SelfAdaptive, StaticAllocation  # noqa: E402
+from hvd_hetero.session import balancer_of  # noqa: E402
 from hvd_hetero.testing import run_on_threads  # noqa: E402
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance, SavedTraining  # noqa: E402
 
@@ -251,7 +252,7 @@ def test_other_options_of_a_policy_are_those_of_the_new_job(tmp_path):
         fresh = run_on_threads(lambda rank, make=after: LoadBalance(make(), global_batch=GLOBAL_BATCH), 2)
         assert [job.began_at for job in jobs] == [2, 2], name
         for job, other in zip(jobs, fresh, strict=True):
-            plan, first = job.balance._session.balancer.plan(), other._session.balancer.plan()
+            plan, first = balancer_of(job.balance).plan(), balancer_of(other).plan()
             assert plan.micro_batches == first.micro_batches, name
             assert name == "device" or plan.samples == first.samples, name  # there, speeds are known already
 
@@ -261,7 +262,7 @@ def test_who_is_on_another_host_begins_to_measure_anew(tmp_path, monkeypatch):
     run_on_threads(lambda rank: Job(path, "lb-bsp").run(1, until=3), 2)
 
     def known(rank):
-        return math.isfinite(Job(path, "lb-bsp").balance._session.meter.expected())
+        return math.isfinite(balancer_of(Job(path, "lb-bsp").balance).meter.expected())
 
     assert run_on_threads(known, 2) == [True, True]
     monkeypatch.setattr(socket, "gethostname", lambda: "elsewhere")
