@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
+import itertools
+import operator
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from hvd_hetero.errors import RoundStateError
 from torch_hooks.arguments import OPTIMIZER, refuse, refuse_synchronised
+from torch_hooks.gradients.sparse import empty_gradient
 from torch_hooks.load_balance import LoadBalance
-from torch_hooks.parameters.broadcast import named_groups, suitable
+from torch_hooks.parameters.averaging import average_everywhere
+from torch_hooks.parameters.broadcast import broadcast_parameters, named_groups, suitable
+from torch_hooks.parameters.made_state import MadeState, only_zeros
 from torch_hooks.updates import Updates
-from torch_hooks.wrapped_optimizer import WrappedOptimizer
 
 __all__ = ["DistributedOptimizer"]
 
@@ -24,7 +29,14 @@ _STOCK_SCALER = (
 )
 
 
-class DistributedOptimizer(WrappedOptimizer):
+_OUT_OF_TURN = (
+    "step() came before that of an optimizer whose LoadBalance was made earlier, and a rank without data would take "
+    "part in the other order; the optimizer that steps first gets the loader's balance, and the others balance.also(), "
+    "made in the order of their steps"
+)
+
+
+class DistributedOptimizer(Updates):
     """Wraps an optimizer so that a round over all ranks is one step of the single process with the global batch.
 
     Inside a round of several micro-batches, ``zero_grad()`` and ``step()`` do nothing until the last one; so the loop
@@ -99,22 +111,46 @@ class DistributedOptimizer(WrappedOptimizer):
                 "balance already serves another optimizer; give this one balance.also(), which takes part in the same "
                 "rounds (in the order of the steps), or close() that one between rounds"
             )
-        super().__init__(optimizer)
-        names = named_groups(optimizer, named_parameters)
-        self._updates = Updates(
-            optimizer, session, names, self._hooks, self, compression=compression, sparse_as_dense=sparse_as_dense
+        super().__init__(
+            optimizer,
+            session,
+            named_groups(optimizer, named_parameters),
+            compression=compression,
+            sparse_as_dense=sparse_as_dense,
         )
+        self._skip = False
+        self._closed = False
+        session.optimizer = self
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Synchronise and update, at the end of a round; otherwise only note that the micro-batch is done.
 
         A ``closure`` computes the gradient of this micro-batch, and is called exactly once. Returns what it returns.
         """
-        return self._updates.step(closure)
+        if self._closed:
+            raise RoundStateError("step() of an optimizer that was closed; call step() of the one that took its place")
+        if not (self._synchronised or self._balancer.in_round):
+            if not any(self._inner.state.values()) and only_zeros(self._names):
+                self._made = MadeState(self._inner, self._names)
+                return None
+            raise RoundStateError(
+                "step() came without a batch: iterate over a BalancedLoader, or announce your own batch with "
+                "balance.batch(samples) before its forward pass"
+            )
+        self._require_known()
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._update()
+        return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients, unless a round is under way that still adds to them."""
-        self._updates.zero_grad(set_to_none)
+        if self._adds:
+            self._gathered.keep()
+        else:
+            self._inner.zero_grad(set_to_none=set_to_none)
 
     def synchronize(self) -> bool:
         """Wait for the summed gradients.
@@ -122,19 +158,41 @@ class DistributedOptimizer(WrappedOptimizer):
         Horovod's pattern for clipping works: synchronise, clip, step under ``skip_synchronize()``. Inside a round of
         several micro-batches nothing happens, and the result is False.
         """
-        return self._updates.synchronize()
+        if self._synchronised or self._declined:
+            return False
+        if any(earlier.computing for earlier in self._earlier):
+            raise RoundStateError(_OUT_OF_TURN)
+        if self._synchroniser.updates_locally:
+            self._synchronised = self._balancer.in_round
+            return self._synchronised  # every gradient is final, and this rank's own
+        if not (self._balancer.closing or self._balancer.stop_early()):
+            # Until the next micro-batch: step() must not find out otherwise, without the clipping.
+            self._declined = True
+            return False
+        self._gathered.complete()
+        self._synchroniser.finish()
+        if self._synchroniser.thawed:
+            self._synchroniser.thawed = False
+            self._gathered.listen(self._names)
+        self._synchronised = True
+        return True
 
-    def skip_synchronize(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
         """``step()`` within uses the gradients as they are: ``synchronize()`` has been called."""
-        return self._updates.skip_synchronize()
+        self._skip = True
+        try:
+            yield
+        finally:
+            self._skip = False
 
     def average_parameters(self) -> None:
         """Give all ranks the mean of their parameters; on every rank, between rounds.
 
         Under D-PSGD and MATCHA ranks hold different models, and their mean is the result. Elsewhere it changes nothing.
         """
-        self._updates.require_between_rounds("average_parameters()")
-        self._updates.average_parameters()
+        self._require_between_rounds("average_parameters()")
+        average_everywhere(self._wire, self._names, self._prefix)
 
     def close(self) -> None:
         """Let go of the parameters and, between rounds, of the ``LoadBalance``: another optimizer can go on with both.
@@ -142,27 +200,92 @@ class DistributedOptimizer(WrappedOptimizer):
         An unfinished round is forgotten, unless its sum has failed; then the ``LoadBalance`` is of no use any more.
         Hooks that were registered here are taken off the optimizer inside.
         """
-        self._updates.close()
+        self._closed = True
+        while self._hooks:
+            self._hooks.pop().remove()
+        self._gathered.close()
+        session = self._serves()
+        if session is not None and session.optimizer is self and not self._balancer.synchronising:
+            self.abandon_round()
+            session.optimizer = None
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load the wrapped optimizer's state; between rounds only, on every rank."""
-        self._updates.require_between_rounds("load_state_dict()")
+        self._require_between_rounds("load_state_dict()")
         self._inner.load_state_dict(dict(state_dict))
-        self._updates.state_was_loaded()
+        self._made = None
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters, the same on every rank, between rounds. They are named by their position."""
-        self._updates.require_between_rounds("add_param_group()")
+        self._require_between_rounds("add_param_group()")
         self._inner.add_param_group(param_group)
         group = len(self._inner.param_groups) - 1
-        added = {p: f"group{group}.{i}" for i, p in enumerate(self._inner.param_groups[group]["params"])}
-        self._updates.extend(added, group)
+        added: dict[torch.Tensor, str] = {
+            p: f"group{group}.{i}" for i, p in enumerate(self._inner.param_groups[group]["params"])
+        }
+        self._names.update(added)
+        self._synchroniser.extend(added)
+        self._times.include(added)
+        self._gathered.listen(added)
+        broadcast_parameters(self._wire, added, f"{self._prefix}.group{group}")
+
+    def _require_between_rounds(self, what: str) -> None:
+        """Raise in the middle of a round."""
+        if self._balancer.in_round:
+            raise RoundStateError(f"{what} in the middle of a round; call it between rounds")
+
+    def _require_known(self) -> None:
+        """Raise if the optimizer would update parameters whose gradients are not summed."""
+        trained = [*itertools.chain.from_iterable(group["params"] for group in self._inner.param_groups)]
+        if len(trained) == len(self._names) and all(map(operator.is_, trained, self._names)):
+            return
+        for parameter in trained:
+            if parameter not in self._names:
+                raise RoundStateError(
+                    f"the optimizer inside holds a parameter of shape {tuple(parameter.shape)} that no rank sums. "
+                    "Add parameters by add_param_group() of the DistributedOptimizer, between rounds; where they were "
+                    "replaced, close() it and wrap the optimizer again"
+                )
+
+    def _update(self) -> None:
+        balancer = self._balancer
+        if self._skip and not self._synchronised:
+            if balancer.between_updates:
+                balancer.pause()
+                return
+            raise RoundStateError("step() under skip_synchronize() needs a call of synchronize() before it")
+        if self._synchroniser.updates_locally:
+            self._update_locally()
+            return
+        if not (self._synchronised or self.synchronize()):
+            self._gathered.done()
+            balancer.pause()
+            return
+        self._synchronised = False
+        balancer.require_finite()
+        start = time.perf_counter()
+        balancer.applying()
+        self._inner.step()
+        balancer.applied(time.perf_counter() - start)
+
+    def _update_locally(self) -> None:
+        self._synchronised = False
+        self._gathered.done()
+        if self._balancer.work.samples:
+            for parameter in self._names:  # state must exist alike on all ranks, whatever their losses have reached
+                if parameter.requires_grad and parameter.grad is None:
+                    parameter.grad = empty_gradient(parameter, self._inner)
+            self._inner.step()
+        if self._balancer.closing:
+            self._synchroniser.finish()
+        else:
+            self._balancer.pause()
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
         # PyTorch's scaler looks here first. It would hand its factor to a fused optimizer by attributes of this object,
         # which never reach it; and it unscales by an operation that leaves a tensor's version as it was, so that no
         # later look would find it out.
-        if not self._updates.synchronised:
+        if not self.synchronised:
             raise RoundStateError(_STOCK_SCALER)
         return False

@@ -284,7 +284,7 @@ def names() -> dict:
         torch.optim.SGD([{"params": groups[0].parameters()}, {"params": groups[2].parameters(), "lr": 0.01}], lr=0.1)
     )
     steps(groups, grouped, balance)
-    own = sorted(grouped._updates._names.values())
+    own = sorted(grouped._names.values())
     return {
         "duplicate": refusal(lambda: wrap(both, doubled)),
         "missing": refusal(lambda: wrap(torch.optim.SGD(network().parameters(), lr=0.1), half)),

@@ -410,7 +410,7 @@ def test_hooks_of_the_former_membership_are_gone():
         state.reset()
     balance, _, optimizer = begun(state)
     assert [len(p._post_accumulate_grad_hooks) for p in state.model.parameters()] == [1, 1]
-    assert balance._session.optimizer is optimizer._updates
+    assert balance._session.optimizer is optimizer
 
 
 def test_hooks_of_every_optimizer_of_the_loop_are_gone():
