@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 from support import everywhere
@@ -37,13 +36,11 @@ class StruckAtStart(subprocess.Popen):
 def test_a_signal_that_comes_while_they_start_is_passed_on_to_the_one_that_starts(monkeypatch):
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     monkeypatch.setattr(everywhere.subprocess, "Popen", StruckAtStart)
-    begin_s = time.monotonic()
     try:
         assert everywhere.main([["/usr/bin/env"]] * 2, "NUMBER", ["sleep", "30"]) == 128 + signal.SIGTERM
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    assert time.monotonic() - begin_s < 20.0
 
 
 def test_a_signal_is_passed_on_to_all_and_ends_the_job():
