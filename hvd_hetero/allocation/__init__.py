@@ -24,17 +24,4 @@ __all__ = [
     "settled",
 ]
 
-__getattr__ = lazily(
-    __name__,
-    {
-        "adapt": "equal_times",
-        "settled": "equal_times",
-        "Gamma": "gamma",
-        "fit_gamma": "gamma",
-        "proportional": "largest_remainder",
-        "minimax_lp": "linear_program",
-        "Allocation": "problem",
-        "SolverFailure": "problem",
-        "minimax": "water_filling",
-    },
-)
+__getattr__ = lazily(__name__)

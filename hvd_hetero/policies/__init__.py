@@ -27,17 +27,4 @@ __all__ = [
     "resolve_policy",
 ]
 
-__getattr__ = lazily(
-    __name__,
-    {
-        "BSP": "bsp",
-        "ElasticBSP": "elastic_bsp",
-        "LBBSP": "lb_bsp",
-        "LBNonBlocking": "lb_non_blocking",
-        "NonBlocking": "non_blocking",
-        "Policy": "policy",
-        "resolve_policy": "policy_names",
-        "SelfAdaptive": "self_adaptive",
-        "StaticAllocation": "static_allocation",
-    },
-)
+__getattr__ = lazily(__name__)

@@ -30,19 +30,4 @@ __all__ = [
     "predictor",
 ]
 
-__getattr__ = lazily(
-    __name__,
-    {
-        "Predictor": "base",
-        "ARIMA": "baselines.arima",
-        "LSTM": "baselines.lstm",
-        "SimpleRNN": "baselines.simple_rnn",
-        "EMA": "ema",
-        "Memoryless": "memoryless",
-        "Mixture": "mixture.mixture",
-        "Reverting": "mixture.reverting",
-        "NARX": "narx.narx",
-        "PREDICTORS": "predictor_names",
-        "predictor": "predictor_names",
-    },
-)
+__getattr__ = lazily(__name__)

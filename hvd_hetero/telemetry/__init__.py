@@ -12,12 +12,4 @@ if TYPE_CHECKING:
 
 __all__ = ["SCHEMA", "VERSION", "Record", "Recorder", "Recovery", "Run", "Telemetry", "TelemetryWriter", "read_run"]
 
-__getattr__ = lazily(
-    __name__,
-    {
-        **dict.fromkeys(("SCHEMA", "VERSION", "Record", "Recorder"), "records"),
-        "Recovery": "recoveries",
-        **dict.fromkeys(("Run", "read_run"), "run"),
-        **dict.fromkeys(("Telemetry", "TelemetryWriter"), "writer"),
-    },
-)
+__getattr__ = lazily(__name__)

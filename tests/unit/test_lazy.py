@@ -38,4 +38,4 @@ def test_all_that_a_package_declares_is_there(package):
 def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="'LBBPS'"):
         hvd_hetero.policies.LBBPS  # noqa: B018
-    assert lazily("hvd_hetero.policies", {"BSP": "bsp"})("BSP") is hvd_hetero.policies.BSP
+    assert lazily("hvd_hetero.policies")("BSP") is hvd_hetero.policies.BSP
