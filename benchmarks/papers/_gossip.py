@@ -24,6 +24,7 @@ import heapq
 from dataclasses import dataclass, field
 
 import numpy as np
+from _one_worker import EachWorker
 from _problems import TrainingProblem
 from numpy.typing import NDArray
 
@@ -81,7 +82,7 @@ class GossipSimulation:
             raise ValueError("cluster must have at least 2 workers, got 1; AD-PSGD averages with a neighbour")
         if (data is None) != (models is None):
             raise ValueError("data and models go together; give both, or neither for times alone")
-        self.machines = Machines(cluster)
+        self.machines, self._each = Machines(cluster), EachWorker(cluster)
         self.batch, self.answers_at_once, self.data, self.models = batch, answers_at_once, data, models
         n = self.machines.count
         self.now_s, self.batches, self.waited_s = 0.0, [0] * n, 0.0
@@ -123,7 +124,7 @@ class GossipSimulation:
             self.data.finish([len(samples)])
             self._gradients[worker] = self.models.problem.gradient(self.models.models[worker], samples)
         factor = machines.per_round.one(worker, number) * machines.per_batch.one(worker, number)
-        finish_s = machines.availability.finish_one(worker, time_s, float(self._batch_s[worker]) * factor)
+        finish_s = self._each.finish(worker, time_s, float(self._batch_s[worker]) * factor)
         heapq.heappush(self._events, (finish_s, worker, "computed"))
 
     def _ask(self, worker: int) -> None:
@@ -155,5 +156,5 @@ class GossipSimulation:
         if self.models is not None:
             self.models.step(worker, self._gradients[worker])
         network = self.machines.network
-        transfer_s = network.latency_s + 2 * network.message_bytes / self.machines.bandwidth_of(worker, self.now_s)
+        transfer_s = network.latency_s + 2 * network.message_bytes / self._each.bandwidth(worker, self.now_s)
         heapq.heappush(self._events, (self.now_s + transfer_s, worker, "exchanged"))

@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
+from _one_worker import EachWorker
 from _problems import TrainingProblem
 from numpy.typing import NDArray
 
@@ -115,7 +116,7 @@ class ServerSimulation:
     ) -> None:
         if batch < 1:
             raise ValueError(f"batch must be at least 1 sample per worker, got {batch}")
-        self.machines = Machines(cluster)
+        self.machines, self._each = Machines(cluster), EachWorker(cluster)
         self.scheme = scheme
         self.batch = batch
         self.data = data
@@ -155,9 +156,9 @@ class ServerSimulation:
         if clock - self._slowest > self.scheme.bound:
             self._gate[worker] = time_s
             return
-        message_s = float(machines.network.message_s(np.float64(machines.bandwidth_of(worker, time_s))))
+        message_s = float(machines.network.message_s(np.float64(self._each.bandwidth(worker, time_s))))
         factor = machines.per_round.one(worker, clock) * machines.per_batch.one(worker, clock)
-        finish_s = machines.availability.finish_one(worker, time_s + message_s, float(self._batch_s[worker]) * factor)
+        finish_s = self._each.finish(worker, time_s + message_s, float(self._batch_s[worker]) * factor)
         parameters = np.empty(0) if self.model is None else self.model.parameters
         self._work[worker] = (parameters, self._take(), len(self.staleness), 2 * message_s)
         heapq.heappush(self._events, (finish_s + message_s, worker, "arrive"))

@@ -68,7 +68,6 @@ class Availabilities:
 
     def __init__(self, processes: Sequence[Availability]) -> None:
         n, longest = len(processes), max(len(p.at_s) for p in processes)
-        self._processes, self._each = processes, dict[int, Availabilities]()
         self._at = np.full((n, longest), np.inf)
         self._share = np.ones((n, longest))
         for i, process in enumerate(processes):
@@ -112,22 +111,9 @@ class Availabilities:
         within = self._at[self._rows, piece] + (target - self._work[self._rows, piece]) / self._share[self._rows, piece]
         return np.asarray(within + self._whole(cycles, self._period))
 
-    def finish_one(self, worker: int, begin_s: float, work_s: float) -> float:
-        """Return when a single worker's work ends."""
-        if self.constant:
-            return float(begin_s + work_s / self._share[worker, 0])
-        return float(self._alone(worker).finish(begin_s, np.array([work_s]))[0])
-
-    def at_one(self, worker: int, time_s: float) -> float:
-        """Return the share of a single worker at a moment."""
-        return float(self._share[worker, 0] if self.constant else self._alone(worker).at(time_s)[0])
-
-    def _alone(self, worker: int) -> Availabilities:
-        if len(self._processes) == 1:
-            return self
-        if worker not in self._each:
-            self._each[worker] = Availabilities([self._processes[worker]])
-        return self._each[worker]
+    def alone(self, time_s: float) -> float:
+        """Return the share of the only worker at a moment."""
+        return float(self._share[0, 0] if self.constant else self.at(time_s)[0])
 
     def _until(self, time_s: ArrayLike) -> Floats:
         t = np.broadcast_to(np.asarray(time_s, dtype=np.float64), self._rows.shape)

@@ -119,10 +119,6 @@ class Machines:
         """Return the bytes per second of every worker's link."""
         return self._bandwidth if self._link.constant else self._bandwidth * self._link.at(time_s)
 
-    def bandwidth_of(self, worker: int, time_s: float) -> float:
-        """Return the bytes per second of one worker's link."""
-        return float(self._bandwidth[worker]) * self._link.at_one(worker, time_s)
-
 
 class DriverMeter:
     """The drivers of one worker, read at the simulated time that its clock shows (as ``ResourceMeter`` reads them).
@@ -153,4 +149,4 @@ class DriverMeter:
         if process is None:
             return math.nan
         noise = self._rng.normal(scale=self._drivers.noise) if self._drivers.noise else 0.0
-        return min(max(process.at_one(0, time_s) + noise, 0.0), 1.0)
+        return min(max(process.alone(time_s) + noise, 0.0), 1.0)

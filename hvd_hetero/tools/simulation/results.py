@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -58,7 +57,3 @@ class Simulated:
     def round_s(self, skip: int = 0) -> float:
         """Return the mean seconds of a round."""
         return sum(self.elapsed_s[skip:]) / len(self.elapsed_s[skip:])
-
-    def time_to(self, loss: float) -> float:
-        """Return when the loss first was at or below this; infinity if never."""
-        return next((t for t, _, value in self.loss if value <= loss), math.inf)

@@ -222,8 +222,8 @@ def test_the_piece_of_a_moment_is_the_last_that_has_begun():
         lengths = [max(pieces - fewer, 1) for fewer in range(3)]
         moments = [(0.0, *np.cumsum(rng.uniform(0.1, 1.0, length - 1)).tolist()) for length in lengths]
         processes = [Availability(at_s, tuple(rng.uniform(0.1, 1.0, len(at_s)).tolist())) for at_s in moments]
-        all_at_once = Availabilities(processes)
+        all_at_once, alone = Availabilities(processes), [Availabilities([each]) for each in processes]
         for time_s in [0.0, *moments[0], *rng.uniform(0, 60, 50).tolist()]:
             for worker, process in enumerate(processes):
                 expected = process.share[sum(at_s <= time_s for at_s in process.at_s) - 1]
-                assert all_at_once.at(time_s)[worker] == all_at_once.at_one(worker, time_s) == expected
+                assert all_at_once.at(time_s)[worker] == alone[worker].alone(time_s) == expected

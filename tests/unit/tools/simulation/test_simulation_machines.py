@@ -92,7 +92,8 @@ def test_finish_inverts_work_and_one_worker_is_like_all():
     for begin, work in ((0.0, 0.4), (2.9, 1.0), (1.2, 40.0), (7.7, 0.0)):
         end = processes.finish(np.full(4, begin), np.full(4, work))
         assert processes.work_between(np.full(4, begin), end) == pytest.approx(np.full(4, work), abs=1e-9)
-        assert [processes.finish_one(i, begin, work) for i in range(4)] == pytest.approx(end)
+        alone = [float(Availabilities([each]).finish(begin, np.array([work]))[0]) for each in PROCESSES]
+        assert alone == pytest.approx(end)
 
 
 def test_a_change_in_the_middle_of_a_batch_slows_its_rest_alone():

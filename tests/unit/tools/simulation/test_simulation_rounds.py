@@ -103,7 +103,8 @@ class RealBalancers:
             time_s, found = float(begin_s[rank]), []
             for j, size in enumerate(of):
                 work_s = float(machines.devices.seconds(np.full(machines.count, size))[rank])
-                time_s = machines.availability.finish_one(rank, time_s, work_s * factors[rank] * each[rank, j])
+                work_s *= factors[rank] * each[rank, j]
+                time_s = float(machines.availability.finish(time_s, np.full(machines.count, work_s))[rank])
                 found.append(time_s)
             ends.append(found)
         return ends
