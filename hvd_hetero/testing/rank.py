@@ -8,10 +8,10 @@ stdout and stderr, by redirecting the descriptors themselves, so that output of 
 loses none (``horovodrun --output-filename`` fails for a single rank, and mixes its own lines into them); stack, which
 SIGUSR1 fills; and report. The process is part of the name, because elastic jobs start a rank more than once.
 
-If ``HVD_HETERO_PRELOADED`` names the socket of a process that has the rank's imports done, the rank is a fork of it,
-and this process only stands in for it; so the project's own tests save imports (``tests/support/preload.py``). The same
-goes for torchrun's agent, as ``python rank.py --agent -m torch.distributed.run ...``, which would import PyTorch, and
-for horovodrun. They are no ranks, and write to the same file as the launcher's child.
+If ``HVD_HETERO_PRELOADED`` names a file, its function ``stand_in`` takes over: the rank is a fork of a process that has
+its imports done, and this process only stands in for it, as in the project's own tests (``tests/support/preload.py``).
+The same goes for torchrun's agent, as ``python rank.py --agent -m torch.distributed.run ...``, which would import
+PyTorch, and for horovodrun. They are no ranks, and write to the same file as the launcher's child.
 """
 
 import contextlib
@@ -19,13 +19,10 @@ import ctypes
 import faulthandler
 import glob
 import importlib.util
-import json
 import os
 import runpy
 import select
 import signal
-import socket
-import struct
 import sys
 import threading
 from collections.abc import Mapping
@@ -147,42 +144,11 @@ def run(arguments: list[str]) -> None:
         runpy.run_path(arguments[0], run_name="__main__")
 
 
-def foreign_namespaces(server: socket.socket) -> dict[str, str]:
-    """Return the namespaces, by kind, of this process that the process at the other end does not share."""
-    pid = struct.unpack("3i", server.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
-    found = {}
-    for kind in ("net", "uts", "mnt"):
-        mine = f"/proc/{os.getpid()}/ns/{kind}"
-        with contextlib.suppress(OSError):  # not allowed to look: then no one has moved us either
-            if os.readlink(mine) != os.readlink(f"/proc/{pid}/ns/{kind}"):
-                found[kind] = mine
-    return found
-
-
-def stand_in(address: str, arguments: list[str]) -> None:
-    """Have the rank forked from the process that listens there, and take its place for horovodrun."""
+def stand_in(preloaded: str, arguments: list[str]) -> None:
+    """Leave the rank to a file's function ``stand_in``; ``preloaded`` names the file, and what the function is told."""
     die_with_parent()
-    request = {"arguments": arguments, "environment": dict(os.environ), "directory": os.getcwd()}
-    with socket.socket(socket.AF_UNIX) as server:
-
-        def pass_on(number: int, _: object) -> None:
-            with contextlib.suppress(OSError):  # the rank has just ended
-                server.sendall(bytes([number]))
-
-        server.connect(address)
-        request["namespaces"] = foreign_namespaces(server)
-        server.sendall(json.dumps(request).encode() + b"\n")
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, pass_on)
-        answer = server.recv(4, socket.MSG_WAITALL)
-    if len(answer) < 4:
-        sys.exit("the process that has preloaded this rank's modules is gone")
-    code = int.from_bytes(answer, "big", signed=True)
-    if code < 0:  # a signal's
-        with contextlib.suppress(OSError):  # SIGKILL's action cannot be set, nor need it be
-            signal.signal(-code, signal.SIG_DFL)
-        os.kill(os.getpid(), -code)
-    sys.exit(code)
+    file, _, told = preloaded.partition(os.pathsep)
+    runpy.run_path(file)["stand_in"](told, arguments)
 
 
 if __name__ == "__main__":

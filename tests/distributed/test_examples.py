@@ -19,7 +19,6 @@ from side_by_side import side_by_side
 from hvd_hetero.telemetry import read_run
 from hvd_hetero.testing import torchrun
 from hvd_hetero.testing.hosts import host_name
-from hvd_hetero.testing.rank import PRELOADED
 from hvd_hetero.tools.cli.installation.findings import Finding
 from hvd_hetero.tools.cli.installation.two_ranks import two_ranks
 
@@ -167,11 +166,11 @@ def demos(request, tmp_path_factory, preloaded):
     """They wait for a slowed rank most of the time, so they begin with this file's first test."""
 
     def demo(framework, out):
-        imported = preloaded("Keras 3" if framework == "keras" else framework).address
+        imported = preloaded("Keras 3" if framework == "keras" else framework).variables
         options = ["--framework", framework, "--rounds", "20", "--global-batch", "32", "--slow", "6"]
         command = [sys.executable, str(EXAMPLES / "demo.py"), *options, "--out", str(out)]
         # A rank that yields while it waits for the slow one would use as much of a processor as one that computes.
-        env = {**os.environ, "HOROVOD_WAIT_SLEEP_US": "1000", "HOROVOD_CYCLE_TIME": "5", PRELOADED: imported}
+        env = {**os.environ, "HOROVOD_WAIT_SLEEP_US": "1000", "HOROVOD_CYCLE_TIME": "5", **imported}
         return out, subprocess.run(command, capture_output=True, text=True, timeout=DEMO_S, env=env, check=False)
 
     made = {framework: tmp_path_factory.mktemp(framework) for framework in ("torch", "keras")}  # not by two threads

@@ -2,8 +2,8 @@
 
 A rank imports PyTorch in two seconds and TensorFlow in five, of a processor that all ranks of a test share. Here one
 process imports, runs nothing, and waits. What horovodrun starts as a rank (`hvd_hetero.testing.rank`) asks it for a
-fork, stands in for that fork towards horovodrun, passes signals on and ends as the fork ends. Neither framework has
-threads before its first operation, so a fork is as good as a process of its own.
+fork, and stands in for that fork towards horovodrun (`support.stand_in`). Neither framework has threads before its
+first operation, so a fork is as good as a process of its own.
 
 The request is one line of JSON: arguments, environment, working directory, namespaces (a rank on one of several
 hosts of `support.namespaces` is forked here, and moves there). From then on a byte to this process is the
@@ -33,6 +33,7 @@ from pathlib import Path
 from types import TracebackType
 
 from hvd_hetero.testing import rank
+from support import stand_in
 from support.switch import KINDS
 
 _BEGIN = f"import sys; sys.path[0] = {str(Path(__file__).parent.parent)!r}; from {__name__} import main; main()"
@@ -62,7 +63,7 @@ class Preloaded:
     @property
     def variables(self) -> dict[str, str]:
         """The variables by which a launch finds it."""
-        return {rank.PRELOADED: self.address}
+        return {rank.PRELOADED: os.pathsep.join([stand_in.__file__, self.address])}
 
     def close(self) -> None:
         """End the process, and with it every rank that was forked from it."""
