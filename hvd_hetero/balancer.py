@@ -33,7 +33,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -42,13 +42,15 @@ from hvd_hetero.checks import require_version
 from hvd_hetero.communication.wire import Signals
 from hvd_hetero.consistency import Agreement, WaysOut, require_finite
 from hvd_hetero.errors import HeteroError, RoundStateError
-from hvd_hetero.measurement.cost_meter import CostMeter
 from hvd_hetero.measurement.hindrances import HindranceMeter
 from hvd_hetero.measurement.readings import ResourceMeter
 from hvd_hetero.measurement.speed_meter import SpeedMeter
 from hvd_hetero.planner import Planner
 from hvd_hetero.policies.policy import Policy
 from hvd_hetero.rounds import CostRule, FinishedRound, MicroBatch, RoundPlan, RoundReport, RoundTable
+
+if TYPE_CHECKING:
+    from hvd_hetero.measurement.cost_meter import CostMeter
 
 __all__ = ["WEIGHS_NOTHING", "Balancer"]
 
@@ -140,6 +142,8 @@ class Balancer:
     def learn_costs(self) -> CostMeter:
         """Learn from now on what samples cost by their lengths, and return what learns it."""
         if self.meter.costs is None:
+            from hvd_hetero.measurement.cost_meter import CostMeter  # SciPy takes some tenths of a second
+
             self.meter.costs = CostMeter()
         return self.meter.costs
 

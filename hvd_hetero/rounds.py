@@ -221,13 +221,16 @@ class SampleFigures(NamedTuple):
     """The sum of their squares."""
     padded: float = 0.0
     """The number times the longest, as in a batch that is padded to it."""
+    padded_square: float = 0.0
+    """The number times the longest's square, as in attention over such a batch."""
 
     @classmethod
     def of(cls, lengths: npt.NDArray[np.float64]) -> SampleFigures:
         """Return the figures of one micro-batch of samples of these lengths."""
         if not len(lengths):
             return cls()
-        return cls(len(lengths), float(lengths.sum()), float(lengths @ lengths), len(lengths) * float(lengths.max()))
+        number, longest = len(lengths), float(lengths.max())
+        return cls(number, float(lengths.sum()), float(lengths @ lengths), number * longest, number * longest**2)
 
 
 NO_SAMPLES = SampleFigures()
@@ -240,6 +243,16 @@ class CostRule(NamedTuple):
     length: float
     square: float
     padded: float
+    padded_square: float
+
+    def each(self, lengths: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """Return what each sample costs, and what each in a batch costs more if this one is its longest.
+
+        Every operation is correctly rounded, and so the same on every rank.
+        """
+        squares = lengths * lengths
+        alone = self.number + self.length * lengths + self.square * squares
+        return alone, self.padded * lengths + self.padded_square * squares
 
     def of(self, figures: SampleFigures) -> float:
         """Return the cost of samples with these figures."""
@@ -257,7 +270,7 @@ class CostRule(NamedTuple):
         return cls(*(math.fsum(column) / ranks for column in columns)) if ranks else None
 
 
-LENGTHS = CostRule(0.0, 1.0, 0.0, 0.0)
+LENGTHS = CostRule(0.0, 1.0, 0.0, 0.0, 0.0)
 """Before anything is measured, samples cost by their lengths."""
 
 
@@ -372,10 +385,11 @@ class RoundReport:
     """The samples of this round, each as many as it costs of a mean one; 0: all cost the same."""
     cost_number: float = 0.0
     """What a sample costs besides its length, as this rank has measured it, for a mean sample that costs 1; 0 in all
-    four: not known. This figure and the next three are coefficients of :class:`SampleFigures`."""
+    five: not known. This figure and the next four are coefficients of :class:`SampleFigures`."""
     cost_length: float = 0.0
     cost_square: float = 0.0
     cost_padded: float = 0.0
+    cost_padded_square: float = 0.0
     padding: float = 0.0
     """Share of the rank's work that went into filling batches up to their longest sample."""
     by_number: float = 0.0

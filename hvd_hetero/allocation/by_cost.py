@@ -9,17 +9,19 @@ max(sum_s c_s / sum_i x_i, max_s c_s / max_i x_i).
 
 1. Costliest first, each sample goes to the rank that lacks most of its part x_i / sum_j x_j of the whole cost. That is
    the rule of longest processing times (Graham 1969) by absolute deficits, so no key depends on the sample.
-2. The samples of the latest rank and of one to three others are divided anew, the cheapest ones in the best of all
+2. The samples of the latest rank and of one or two others are divided anew, the cheapest ones in the best of all
    ways, until the bound is reached within 1/256, nothing helps, or the tries are used up.
+3. If the bound is not reached, as with few samples, rule 2 is tried from another start: the runs below.
 
 **Padding.** Where a batch is padded to its longest sample, F_i = (sum_{s in R_i} c_s + |R_i| max_{s in R_i} p_s) / x_i,
-so samples of similar length belong together. Sorted by p, they are cut into runs, the longest for the largest share,
-each as long as F_i <= F allows; bisection finds the least F. Then follows rule 2: runs are best only for many samples.
+so samples of similar length belong together. Sorted by p, then c, they are cut into runs, each as long as F_i <= F
+allows; bisection finds the least F. The longest run is for the largest share. Where time allows, other orders of the
+ranks are tried, because one sample more costs a run of few long samples much. Rule 2 follows.
 
 **Every rank decides alike**: by integers, whose sums are exact, and by single divisions, which all processors round
 alike.
 
-Cost: O(n log n + n log k), then at most `_WORK` / n tries of 1,024 sums; ``benchmarks/cost_division.py`` measures it.
+Cost: O(n log n + n log k), then `_WORK` / n tries at most; ``benchmarks/cost_division.py`` measures it.
 
 Rejected: the differences of Karmarkar and Karp, which are for equal ranks. Arbitrary: the constants, within the time.
 """
@@ -29,9 +31,11 @@ from __future__ import annotations
 import heapq
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import accumulate, chain, combinations, islice
+from operator import itemgetter
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -42,8 +46,8 @@ from hvd_hetero.checks import FloatArray, IntArray
 __all__ = ["cut", "divide", "divide_padded", "latest", "needed", "room"]
 
 _NEAR = 1 + 2.0**-8  # costs are known to some per cent
-_FREE = {2: 10, 3: 7, 4: 5}  # samples that so many ranks divide anew
-_WORK, _TRIES, _LEVELS = 512, 24, 7
+_FREE = {2: 10, 3: 8}  # samples that so many ranks divide anew: 1,024 or 6,561 ways
+_WORK, _TRIES, _TURNS, _LEVELS = 160, 12, 512, 7
 
 
 def divide(costs: ArrayLike, shares: ArrayLike, *, least: int = 1) -> IntArray:
@@ -59,17 +63,13 @@ def divide(costs: ArrayLike, shares: ArrayLike, *, least: int = 1) -> IntArray:
         TypeError: If costs or shares are not integers.
     """
     work = _Work.of(costs, 0, shares, least)
-    return work.able[work.improved(work.dealt())]
+    return work.best(work.dealt, work.runs)
 
 
 def divide_padded(costs: ArrayLike, padded: ArrayLike, shares: ArrayLike, *, least: int = 1) -> IntArray:
     """Return the same where batches are padded; ``padded`` is p, an integer >= 0 for each sample."""
     work = _Work.of(costs, padded, shares, least)
-    order, ranks = np.argsort(-work.p, kind="stable"), np.argsort(-work.x, kind="stable")
-    sizes = _runs(work.c[order], work.p[order], work.x[ranks].tolist(), least)
-    start = np.empty_like(order)
-    start[order] = np.repeat(ranks, sizes)
-    return work.able[work.improved(start)]
+    return work.best(work.runs)
 
 
 def latest(costs: ArrayLike, padded: ArrayLike, shares: ArrayLike, ranks: ArrayLike) -> float:
@@ -98,17 +98,19 @@ def cut(costs: ArrayLike, padded: ArrayLike, count: int, room: ArrayLike | None 
     With ``room``, micro-batches keep to it if ``count`` is at least `needed`.
     """
     work = _Work.of(costs, padded, np.ones(count, dtype=np.int64), 1)
-    return tuple(_runs(work.c, work.p, [1] * count, 1, None if room is None else np.asarray(room).tolist()))
+    return tuple(_runs(work.c, work.p, [1] * count, 1, None if room is None else np.asarray(room).tolist())[1])
 
 
-def _runs(c: IntArray, p: IntArray, shares: Sequence[int], least: int, room: Sequence[int] | None = None) -> list[int]:
-    """Return the sizes of runs of sorted samples, one for each share."""
+def _runs(
+    c: IntArray, p: IntArray, shares: Sequence[int], least: int, room: Sequence[int] | None = None
+) -> tuple[float, list[int]]:
+    """Return max_i F_i and the sizes of runs of sorted samples, one for each share."""
     longest, before = [*p.tolist(), 0], [0, *accumulate(c.tolist())]
     alone = [0, *accumulate((c + p).tolist())]  # as if each sample were padded to itself
     n, k, whole = c.size, len(shares), sum(shares)
 
-    def at(level: float) -> tuple[float, float, list[int]]:
-        """Return max_i F_i, by how much the last run exceeds its part, and the sizes."""
+    def at(level: float) -> tuple[float, list[int], float]:
+        """Return max_i F_i, the sizes, and by how much the last run exceeds its part."""
         start, worst, excess, sizes = 0, 0.0, 0.0, []
         for after, share in zip(range(k - 1, -1, -1), shares, strict=True):
             most, stop = n if room is None else start + room[start], n
@@ -122,16 +124,16 @@ def _runs(c: IntArray, p: IntArray, shares: Sequence[int], least: int, room: Seq
             worst, excess = max(worst, cost / share), cost - level * share
             sizes.append(stop - start)
             start = stop
-        return (worst, excess, sizes) if stop <= most else (math.inf, max(cost, excess), sizes)
+        return (worst, sizes, excess) if stop <= most else (math.inf, sizes, max(cost, excess))
 
     low, high, level = 0.0, math.inf, alone[-1] / whole
-    best = math.inf, math.inf, [0]
+    best: tuple[float, list[int]] = math.inf, []
     for _ in range(_LEVELS):
-        found = at(level)
-        best = min(best, found)
-        low, high = (level, high) if found[1] > 0 else (low, level)
-        level = level + found[1] / whole if high == math.inf else (low + high) / 2
-    return best[2] if best[0] < math.inf else at(math.inf)[2]
+        worst, sizes, excess = at(level)
+        best = min(best, (worst, sizes))
+        low, high = (level, high) if excess > 0 else (low, level)
+        level = level + excess / whole if high == math.inf else (low + high) / 2
+    return best if best[1] else at(math.inf)[:2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,11 +168,12 @@ class _Work:
 
     def dealt(self) -> IntArray:
         """Return the ranks by rule 1; those with too few samples take the cheapest that others can spare."""
-        k, total, unit = self.x.size, int(self.c.sum()), int(self.x.sum()) * self.x.size
+        k, each = self.x.size, self.c + self.p
+        total, unit = int(each.sum()), int(self.x.sum()) * k
         heap = [-x * total * k + i for i, x in enumerate(self.x.tolist())]  # minus the deficit; the rank as last digit
         heapq.heapify(heap)
-        order, taken = np.argsort(-self.c, kind="stable"), []
-        for cost in self.c[order].tolist():
+        order, taken = np.argsort(-each, kind="stable"), []
+        for cost in each[order].tolist():
             taken.append(heap[0] % k)
             heapq.heapreplace(heap, heap[0] + cost * unit)
         ranks = np.empty_like(order)
@@ -178,26 +181,48 @@ class _Work:
         counts = np.bincount(ranks, minlength=k)
         while (counts < self.least).any():
             spare = np.flatnonzero(counts[ranks] > self.least)
-            sample, rank = spare[self.c[spare].argmin()], counts.argmin()
-            counts[ranks[sample]] -= 1
-            counts[rank] += 1
+            sample, rank = spare[each[spare].argmin()], counts.argmin()
+            counts[[ranks[sample], rank]] += [-1, 1]
             ranks[sample] = rank
         return ranks
 
+    def runs(self) -> IntArray:
+        """Return the ranks if each has a run of sorted samples, in the best of some orders of the ranks."""
+        order, ranks = np.lexsort((-self.c, -self.p)), np.argsort(-self.x, kind="stable")
+        turns = (np.roll(way, turn) for turn in range(ranks.size) for way in (ranks, ranks[::-1]))
+        c, p = self.c[order], self.p[order]
+        found = [
+            (*_runs(c, p, self.x[turn].tolist(), self.least), turn)
+            for turn in islice(turns, max(1, _TURNS // order.size))
+        ]
+        _, sizes, ranks = min(found, key=itemgetter(0))
+        start = np.empty_like(order)
+        start[order] = np.repeat(ranks, sizes)
+        return start
+
+    def best(self, *starts: Callable[[], IntArray]) -> IntArray:
+        """Return the ranks by the best start."""
+        each = self.c + self.p
+        enough = max(int(each.sum()) / int(self.x.sum()), int(each.max()) / int(self.x.max())) * _NEAR
+        tries = min(_TRIES, _WORK // each.size)
+        found = []
+        for start in starts if tries else starts[:1]:
+            found.append(self.improved(start(), enough, tries))
+            if found[-1][0] <= enough:
+                break
+        return self.able[min(found, key=itemgetter(0))[1]]
+
     def finish(self, ranks: IntArray) -> FloatArray:
         """Return F."""
-        load: FloatArray = np.bincount(ranks, weights=self.c, minlength=self.x.size).astype(np.float64)
+        load = np.bincount(ranks, weights=self.c, minlength=self.x.size).astype(np.float64)
         if self.p.any():
             longest = np.zeros(self.x.size)
             np.maximum.at(longest, ranks, self.p)
             load = load + np.bincount(ranks, minlength=self.x.size) * longest
         return np.asarray(load / self.x)
 
-    def improved(self, ranks: IntArray) -> IntArray:
-        """Return the ranks after rule 2."""
-        each = self.c + self.p
-        enough = max(int(each.sum()) / int(self.x.sum()), int(each.max()) / int(self.x.max())) * _NEAR
-        tries = min(_TRIES, _WORK // ranks.size)
+    def improved(self, ranks: IntArray, enough: float, tries: int) -> tuple[float, IntArray]:
+        """Return max_i F_i and the ranks after rule 2."""
         while (finish := self.finish(ranks)).max() > enough:
             late = int(finish.argmax())
             others = [rank for rank in finish.argsort(kind="stable").tolist() if rank != late]
@@ -210,7 +235,7 @@ class _Work:
                     break
             else:
                 break
-        return ranks
+        return float(finish.max()), ranks
 
     def anew(self, group: IntArray, ranks: IntArray) -> tuple[float, IntArray]:
         """Return max_i F_i of a group whose cheapest samples are divided in the best way, and the ranks then."""
@@ -222,7 +247,7 @@ class _Work:
         at, load, longest = place[ranks[fixed]], np.zeros_like(group), np.zeros_like(group)
         np.add.at(load, at, self.c[fixed])
         np.maximum.at(longest, at, self.p[fixed])
-        count = _every_way(np.bincount(at, minlength=g), np.ones_like(free), np.add)
+        count = _numbers(g, free.size) + np.bincount(at, minlength=g)[:, None]
         sums = _every_way(load, self.c[free], np.add)
         if self.p.any():
             sums += count * _every_way(longest, self.p[free], np.maximum)
@@ -236,8 +261,13 @@ class _Work:
 
 def _every_way(start: IntArray, values: IntArray, join: np.ufunc) -> IntArray:
     """Return, by rank and way, what ``start`` becomes when each value joins a rank: the one of digit j for value j."""
-    g = start.size
-    table = start[:, None]
-    for value in values.tolist():
-        table = join((value * np.eye(g, dtype=np.int64))[:, :, None], table[:, None, :]).reshape(g, -1)
+    table, g = start[:, None], start.size
+    for alone in values[:, None, None, None] * np.eye(g, dtype=np.int64)[:, :, None]:
+        table = join(alone, table[:, None, :]).reshape(g, -1)
     return table
+
+
+@cache
+def _numbers(ranks: int, samples: int) -> IntArray:
+    """Return the number of samples, by rank and way."""
+    return _every_way(np.zeros(ranks, dtype=np.int64), np.ones(samples, dtype=np.int64), np.add)

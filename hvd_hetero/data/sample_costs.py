@@ -147,12 +147,8 @@ class SampleCosts:
         return found
 
     def _in_units(self, lengths: FloatArray) -> tuple[IntArray, IntArray]:
-        """Return the cost of each sample and what it costs each in its batch to be filled up to it, as integers.
-
-        Every operation is correctly rounded, and so the same on every rank.
-        """
-        rule = self.rule
-        costs, padded = rule.number + rule.length * lengths + rule.square * (lengths * lengths), rule.padded * lengths
+        """Return the cost of each sample and what it costs each in its batch to be filled up to it, as integers."""
+        costs, padded = self.rule.each(lengths)
         largest = max(costs.max(), padded.max())
         if not largest > 0.0:  # lengths of 0 alone
             return np.ones(len(lengths), dtype=np.int64), np.zeros(len(lengths), dtype=np.int64)

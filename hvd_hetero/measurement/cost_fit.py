@@ -1,30 +1,32 @@
 """What samples cost by their lengths, learned by one rank from the seconds of its rounds.
 
-A round (or micro-batch) of k micro-batches and b samples of lengths L_s in all, micro-batch j padded to its longest::
+A round (or micro-batch) of k micro-batches and b samples of lengths L_s in all, micro-batch j of b_j samples padded to
+its longest, M_j::
 
-    t = v (a_0 k + a_1 b + a_2 sum_s L_s + a_3 sum_s L_s^2 + a_4 sum_j b_j max_j L) = v a·x,    a >= 0
+    t = v (a_0 k + a_1 b + a_2 sum_s L_s + a_3 sum_s L_s^2 + a_4 sum_j b_j M_j + a_5 sum_j b_j M_j^2) = v a·x,    a >= 0
 
-The form a belongs to the model; the level v is how slow the rank is now, and may change at any time. So the scale of a
-is free, and fixed by a·m = 1, with m the mean of x: v is the seconds of a mean round.
+The last two terms are layers that compute on padding, too: a_5 is attention. The form a belongs to the model; the level
+v is how slow the rank is now, and may change at any time. So the scale of a is free, and fixed by a·m = 1, with m the
+mean of x: v is the seconds of a mean round.
 
 **Level.** v_n is the median of t / a·x over the nine rounds around round n. A median keeps edges: a rank that is twice
 as slow for some rounds has twice the v in exactly these rounds, and the form does not hear of it.
 
-**Form.** The rows y_n = v_n x_n / t_n have the target 1, so relative errors count. With z = a m, the shares of the
-terms in a mean round::
+**Form**, from the last N rounds, by one step of iteratively reweighted least squares for each round::
 
-    minimise  sum_n λ^(N - n) w_n (1 - a·y_n)^2 + ρ |z - e_2|^2,    z >= 0
+    minimise  sum_n w_n ((1 - v_n a·x_n / t_n) / f_n)^2 + ρ |z - e_2|^2,    z_j = a_j m_j >= 0
+    w_n = min(1, h / r_n),    r_n = |log(t_n / v_n a·x_n)|,    h = median of r,    f_n = max(1, v_n a·x_n / t_n)
 
-w_n = min(1, h / |1 - a·y_n|) / max(1, a·y_n)^2 bounds what a round can do: Huber's weight for slow rounds, and for
-rounds that are too fast to be true, whose rows are large. e_2 says "lengths as they are". ρ = σ² / s² for times that
-scatter by σ = 0.07 and a prior belief of s = 0.5 in each share: in a direction that lengths vary in, a few rounds
-outweigh it, and where all lengths are alike it decides. Arbitrary: nine, λ (half is forgotten in 230 rounds), h.
+Relative errors count. w and f bound what rounds can do that are slow for once, or too fast to be true. e_2 says
+"lengths as they are", or is a form that was learned before. ρ = σ² / s² for times that scatter by σ = 0.07 and a prior
+belief of s = 0.5 in each share z_j: in a direction in which lengths vary a few rounds outweigh it, and where all
+lengths are alike it decides. The first 17 rounds leave the form as it is.
 
-Cost: 5 numbers a row, a Cholesky factor and a least-squares problem of 5 × 5 with z >= 0 for each round.
+Cost: N rows of 6 numbers, nine times sorted, and a least-squares problem of 6 × 6 with z >= 0, for each round.
 
-Rejected: a form fitted to log t (not linear); the level as an average or a predictor's (it mixes both sides of a
-change, and bends the form there). Not seen: a cost whose effect is slower than nine rounds, such as lengths sorted
-over an epoch; it goes into the level.
+Rejected: a recursion with forgetting, whose first rows keep the levels and weights of a form that was wrong; the level
+as an average or a predictor's (it mixes both sides of a change, and bends the form there). Not seen: costs that change
+more slowly than nine rounds, such as lengths sorted over an epoch; they go into the level. Arbitrary: nine, N.
 """
 
 from __future__ import annotations
@@ -44,9 +46,10 @@ __all__ = ["CostFit"]
 Floats = npt.NDArray[np.float64]
 
 _AROUND = 9
-_KEPT = 0.997  # λ
-_HUBER = 0.15  # h
+_ROUNDS, _FIRST = 192, 18  # N, and the fewest that a form is made of
 _PRIOR = 0.02  # ρ
+_LEAST = 0.005  # of h: better than any real step is described
+_TINY = 1e-12  # of a mean round
 _VERSION = 1
 
 
@@ -54,78 +57,77 @@ class CostFit:
     """The form of one rank's times, and its level."""
 
     def __init__(self) -> None:
-        self._recent = np.zeros((_AROUND, 5))  # x / t; a ring
-        self._rounds = 0  # that are in the ring, or were
-        self._normal, self._right = np.zeros((5, 5)), np.zeros(5)  # the sums of λ^(N - n) w y y^T and λ^(N - n) w y
-        self._seen, self._mean = 0.0, np.zeros(5)  # m, and the sum of λ^(N - n) behind it
-        self._form = np.zeros(5)  # a
+        self._seen = np.zeros((0, 7))  # x and t of the last rounds
+        self._mean = np.zeros(6)  # m
+        self._form: Floats = np.eye(6)[2]  # a
+        self._prior = self._form  # e_2, or what was restored
+        self._level = math.nan  # v
 
     def learn(self, features: npt.ArrayLike, micro_batches: float, seconds: float) -> None:
         """Learn from a round of these ``features`` (``rounds.SampleFigures``); what cannot be true teaches nothing."""
-        x = np.array([micro_batches, *np.asarray(features)], dtype=np.float64)
-        if not (0.0 < seconds < math.inf and x.min() >= 0.0 and x[:2].all() and x.max() < math.inf):
+        row = np.array([[micro_batches, *np.asarray(features), seconds]], dtype=np.float64)
+        if not (0.0 < seconds < math.inf and row.min() >= 0.0 and row[0, :2].all() and row.max() / seconds < math.inf):
             return
-        self._recent[self._rounds % _AROUND] = x / seconds
-        self._rounds += 1
-        self._seen = _KEPT * self._seen + 1.0
-        self._mean += (x - self._mean) / self._seen
-        if self._rounds >= _AROUND and (level := self._level()) > 0.0:
-            row = level * self._recent[(self._rounds - 1 - _AROUND // 2) % _AROUND]
-            predicted = float(self._form @ row)
-            weight = min(1.0, _HUBER / max(abs(1.0 - predicted), _HUBER)) / max(1.0, predicted) ** 2
-            self._normal = _KEPT * self._normal + weight * np.outer(row, row)
-            self._right = _KEPT * self._right + weight * row
-        self._solve()
+        self._seen = np.concatenate([self._seen, row])[-_ROUNDS:]
+        x, t = self._seen[:, :6], self._seen[:, 6]
+        self._mean = x.mean(axis=0)
+        prior = self._in_gauge(self._prior)
+        form = prior if t.size < _FIRST else self._in_gauge(self._form)
+        ratio = t / np.maximum(x @ form, _TINY)
+        width = min(_AROUND, t.size)
+        middle = np.sort(np.lib.stride_tricks.sliding_window_view(ratio, width), axis=1)[:, width // 2]
+        if t.size >= _FIRST:
+            predicted = middle[np.clip(np.arange(t.size) - width // 2, 0, middle.size - 1)] / ratio
+            form = self._refitted(form, prior, x / np.maximum(x @ form, _TINY)[:, None], predicted)
+        last = t[-width:] / np.maximum(x[-width:] @ form, _TINY)
+        self._form, self._level = form, float(np.sort(last)[width // 2])
 
-    def _level(self) -> float:
-        """Return v, the median over the rounds in the ring; 0 if the form does not tell."""
-        inverse = sorted((self._recent[: self._rounds] @ self._form).tolist())
-        middle = inverse[len(inverse) // 2] if inverse else 0.0
-        return 1.0 / middle if middle > 0.0 else 0.0
+    def _in_gauge(self, form: Floats) -> Floats:
+        """Return the form with a·m = 1; the number of samples alone counts, if the form has nothing to go by."""
+        mean = float(form @ self._mean)
+        return form / mean if mean > 0.0 else np.eye(6)[1] / self._mean[1]
 
-    def _solve(self) -> None:
+    def _refitted(self, form: Floats, prior: Floats, each: Floats, predicted: Floats) -> Floats:
+        """Return the form after a step, from rows x / a·x and the relative times that it predicts."""
+        missed = np.abs(np.log(predicted))
+        enough = max(float(np.sort(missed)[missed.size // 2]), _LEAST)
+        weight = np.sqrt(enough / np.maximum(missed, enough)) / np.maximum(predicted, 1.0)
         scale = np.where(self._mean > 0.0, self._mean, 1.0)
-        prior = np.eye(5)[2 if self._mean[2] > 0.0 else 1]
-        lower = np.linalg.cholesky(self._normal / np.outer(scale, scale) + _PRIOR * np.eye(5))
-        shares, _ = nnls(lower.T, np.linalg.solve(lower, self._right / scale + _PRIOR * prior))
-        whole = float(shares.sum())
-        self._form = (shares / whole if whole > 0.0 else prior) / scale
+        rows = np.concatenate([each * (predicted * weight)[:, None] / scale, math.sqrt(_PRIOR) * np.eye(6)])
+        try:
+            shares, _ = nnls(rows, np.concatenate([weight, math.sqrt(_PRIOR) * prior * scale]))
+        except RuntimeError:  # too many iterations: the next round tries again
+            return form
+        return self._in_gauge(shares / scale)
 
     @property
     def coefficients(self) -> Floats:
-        """a_1 to a_4, scaled so that a sample of the mean length costs 1; 0, 1, 0, 0 before anything is learned."""
-        if not self._seen:
-            return np.array([0.0, 1.0, 0.0, 0.0])
+        """a_1 to a_5, scaled so that a sample of the mean length costs 1; the lengths before anything is learned."""
+        if not self._mean[1]:
+            return self._form[1:]
         length = float(self._mean[2] / self._mean[1])
+        one = np.array([1.0, length, length**2, length, length**2])
         found = self._form[1:]
-        if not found.any():  # lengths as they are, since a round's time tells nothing of its samples
-            found = np.array([0.0, 1.0, 0.0, 0.0] if length > 0.0 else [1.0, 0.0, 0.0, 0.0])
-        return np.asarray(found / (found @ np.array([1.0, length, length**2, length])))
+        if not found.any():  # a round's time tells nothing of its samples
+            found = np.eye(5)[1 if length > 0.0 else 0]
+        return np.asarray(found / (found @ one))
 
     def seconds(self, features: npt.ArrayLike, micro_batches: float) -> float:
         """Return the seconds that such a round takes at the present level; NaN: nothing was learned yet."""
-        x = np.array([micro_batches, *np.asarray(features)], dtype=np.float64)
-        return self._level() * float(self._form @ x) if self._rounds else math.nan
+        return self._level * float(self._form @ np.array([micro_batches, *np.asarray(features)]))
 
     def state(self) -> dict[str, Any]:
-        """Return the form and what it was learned from, as plain data; the level belongs to the hour."""
-        return {
-            "version": _VERSION,
-            "normal": self._normal.tolist(),
-            "right": self._right.tolist(),
-            "mean": self._mean.tolist(),
-            "seen": self._seen,
-        }
+        """Return the form as plain data; the level belongs to the hour."""
+        return {"version": _VERSION, "form": self._form.tolist(), "mean": self._mean.tolist()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Load what ``state`` has returned; forget what was learned here."""
+        """Load what ``state`` has returned, and begin from it instead of the lengths; forget what was learned here."""
         checks.require_version(state, "a cost fit", _VERSION)
-        normal, right, mean = (np.array(state[name], dtype=np.float64) for name in ("normal", "right", "mean"))
-        shapes = normal.shape == (5, 5) and right.shape == mean.shape == (5,)
-        if not (shapes and all(np.isfinite(of).all() for of in (normal, right, mean)) and state["seen"] >= 0.0):
+        form, mean = (np.array(state[name], dtype=np.float64) for name in ("form", "mean"))
+        if not (form.shape == mean.shape == (6,) and (np.isfinite([form, mean]) & ([form, mean] >= np.zeros(6))).all()):
             raise ValueError(
-                f"the state of a cost fit must be finite sums of 5 features, got {dict(state)}; begin again"
+                f"form and mean of a cost fit must be 6 finite numbers of at least 0, got {dict(state)}; resume from a "
+                "whole state"
             )
-        self.__init__()  # type: ignore[misc]
-        self._normal, self._right, self._mean, self._seen = normal, right, mean, float(state["seen"])
-        self._solve()
+        self._seen, self._level = np.zeros((0, 7)), math.nan
+        self._prior, self._form, self._mean = form, form, mean

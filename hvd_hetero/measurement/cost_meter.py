@@ -42,9 +42,9 @@ class CostMeter:
 
     def _scale(self) -> None:
         rule = CostRule(*self._fit.coefficients.tolist()) if self.learned else LENGTHS
-        unpadded = self._seen._replace(padded=self._seen.length)
+        unpadded = self._seen._replace(padded=self._seen.length, padded_square=self._seen.square)
         whole = rule.of(unpadded)
-        self._rule = rule.scaled(unpadded.number / whole) if whole > 0.0 else CostRule(1.0, 0.0, 0.0, 0.0)
+        self._rule = rule.scaled(unpadded.number / whole) if whole > 0.0 else CostRule(1.0, 0.0, 0.0, 0.0, 0.0)
 
     def state(self) -> dict[str, Any]:
         """Return what was learned, as plain data."""

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from operator import add
 from typing import TYPE_CHECKING, Any
 
-from hvd_hetero.measurement.cost_meter import CostMeter
 from hvd_hetero.measurement.fixed_cost import Pace
 from hvd_hetero.measurement.hindrances import HindranceMeter, Hindrances
 from hvd_hetero.measurement.memory_limits import limit_after
@@ -31,6 +30,7 @@ from hvd_hetero.prediction.base import Predictor
 from hvd_hetero.rounds import NO_SAMPLES, MicroBatch, SampleFigures
 
 if TYPE_CHECKING:
+    from hvd_hetero.measurement.cost_meter import CostMeter
     from hvd_hetero.measurement.device_profile import DeviceProfile
 
 __all__ = ["SpeedMeter"]
@@ -288,10 +288,10 @@ class SpeedMeter:
 
     def _costs_row(self, costs: CostMeter) -> dict[str, float]:
         figures, rule = self.round.figures, costs.rule
-        work = rule.of(figures)
+        work, filled = rule.of(figures), figures._replace(padded=figures.length, padded_square=figures.square)
         return {
             "work": work / self.round.rounds,
-            "padding": rule.padded * (figures.padded - figures.length) / work if work else 0.0,
+            "padding": (work - rule.of(filled)) / work if work else 0.0,
             "by_number": costs.by_number,
             **{f"cost_{name}": of for name, of in rule._asdict().items() if costs.learned},
         }

@@ -37,7 +37,16 @@ _LATE = ("compute_s", "input_s")
 FIGURES = (*_LATE, "samples_per_s", "cpu", "memory")
 # Written only in rounds in which some rank has them, to keep other lines short; 0 for a rank that has none.
 HINDRANCES = ("throttled", "quota_cores", "contended", "stolen", "stalled", "faults_per_s", "collecting")
-COSTS = ("work", "cost_number", "cost_length", "cost_square", "cost_padded", "padding", "by_number")
+COSTS = (
+    "work",
+    "cost_number",
+    "cost_length",
+    "cost_square",
+    "cost_padded",
+    "cost_padded_square",
+    "padding",
+    "by_number",
+)
 SOMETIMES = (
     *("once_s", "fixed_samples", "limit", "slope_s", "intercept_s", "saturation"),
     *(*HINDRANCES, "clock", "sent_mb_s"),

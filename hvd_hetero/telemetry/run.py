@@ -74,6 +74,8 @@ class Run:
     """What it costs for each unit of its length's square."""
     cost_padded: npt.NDArray[np.float64]
     """What a batch costs for each unit of its samples' number times its longest."""
+    cost_padded_square: npt.NDArray[np.float64]
+    """What it costs for each unit of its samples' number times its longest's square."""
     padding: npt.NDArray[np.float64]
     """Share of the rank's work that went into filling batches up to their longest sample."""
     by_number: npt.NDArray[np.float64]

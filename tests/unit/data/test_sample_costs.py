@@ -81,7 +81,7 @@ def test_where_filling_up_costs_each_rank_gets_samples_of_similar_length():
     lengths = lengths_of(400)
     each = orders(2, lengths)
     for order in each:
-        order.costs.rule = CostRule(0.0, 0.0, 0.0, 1.0)
+        order.costs.rule = CostRule(0.0, 0.0, 0.0, 1.0, 0.0)
     padded, by_number = [], 0.0
     for _ in range(10):
         cuts = [order.take(RoundPlan.of([20, 20]), rank) for rank, order in enumerate(each)]

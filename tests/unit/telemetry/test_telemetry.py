@@ -25,7 +25,8 @@ DEVICE = {
     "fixed_samples": 12.5, "limit": 57, "slope_s": 0.001, "intercept_s": -0.002, "saturation": 16,
     "throttled": 0.25, "quota_cores": 1.5, "contended": 0.125, "stolen": 0.03125, "stalled": 0.5, "faults_per_s": 3,
     "collecting": 0.0625, "clock": 0.75, "sent_mb_s": 12.5,
-    "work": 7.5, "cost_number": 0.25, "cost_length": 0.5, "cost_square": 0.125, "cost_padded": 0.125, "padding": 0.375,
+    "work": 7.5, "cost_number": 0.25, "cost_length": 0.5, "cost_square": 0.125, "cost_padded": 0.125,
+    "cost_padded_square": 0.125, "padding": 0.375,
     "by_number": 1.5,
 }  # fmt: skip
 

@@ -31,7 +31,7 @@ def test_the_fit_and_what_padding_and_division_by_number_cost_are_told():
         note for note in report_of(unequal(**columns, padding=np.tile([0.1, 0.3], (ROUNDS, 1))), "made").notes
         if "length" in note
     )  # fmt: skip
-    for figure in ("0.25 + 0.015 L + 0.001 · the longest", "20% of the work", "1.50 times as long"):
+    for figure in ("0.25 + 0.015 L + 0.001 M of a mean one", "20% of the work", "1.50 times as long"):
         assert figure in note
     assert "L²" not in note
 
