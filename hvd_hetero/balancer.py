@@ -47,7 +47,7 @@ from hvd_hetero.measurement.readings import ResourceMeter
 from hvd_hetero.measurement.speed_meter import SpeedMeter
 from hvd_hetero.planner import Planner
 from hvd_hetero.policies.policy import Policy
-from hvd_hetero.rounds import CostRule, FinishedRound, MicroBatch, RoundPlan, RoundReport, RoundTable
+from hvd_hetero.rounds import LENGTHS, CostRule, FinishedRound, MicroBatch, RoundPlan, RoundReport, RoundTable
 
 if TYPE_CHECKING:
     from hvd_hetero.measurement.cost_meter import CostMeter
@@ -407,6 +407,9 @@ class Balancer:
     def _know_fixed_cost(self) -> None:
         if self.meter.pace is not None and self._planner.fixed_costs is not None:
             self.meter.pace.know(float(self._planner.fixed_costs.samples[self.rank]))
+        costs, rule = self.meter.costs, self._planner.rule(self._planner.lead)
+        if costs is not None and self.finished is not None and rule != LENGTHS:
+            costs.agree(rule, *(float(self.finished.table.column(name).sum()) for name in ("work", "samples")))
 
     def require_finite(self) -> None:
         """Raise if some rank's gradient of the round just agreed is not finite: the update is about to be made."""

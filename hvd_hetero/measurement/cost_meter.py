@@ -11,6 +11,8 @@ from hvd_hetero.rounds import LENGTHS, NO_SAMPLES, CostRule, SampleFigures
 
 __all__ = ["CostMeter"]
 
+_TABLES = 20  # over which the unit is averaged (arbitrary)
+
 
 class CostMeter:
     """The costs of one training's samples."""
@@ -19,6 +21,8 @@ class CostMeter:
         self._fit = CostFit()
         self._seen = NO_SAMPLES
         self._rule = LENGTHS
+        self._agreed: CostRule | None = None
+        self._unit, self._tables = 1.0, 0
         self.learned = False
         """True: something was measured."""
         self.by_number = 0.0
@@ -28,6 +32,21 @@ class CostMeter:
     def rule(self) -> CostRule:
         """What a sample costs, for a mean sample that costs 1."""
         return self._rule
+
+    def work_of(self, figures: SampleFigures) -> float:
+        """Return what samples cost by the rule that they are divided by, in units of a mean sample with its padding.
+
+        The rank's own rule may be wrong for what other ranks hold. Where all go by one rule, what it gets wrong of this
+        rank's samples is part of its speed. A unit without padding would make all micro-batches larger than planned.
+        """
+        return self._unit * (self._agreed or self._rule).of(figures)
+
+    def agree(self, rule: CostRule, work: float, samples: float) -> None:
+        """Take the rule to divide by, and what all ranks did in a round: on average it is to be their samples."""
+        self._agreed = rule
+        if work > 0.0:
+            self._tables += 1
+            self._unit *= (samples / work) ** (1.0 / min(self._tables, _TABLES))
 
     def saw(self, figures: SampleFigures) -> None:
         """Note the samples of a round on all ranks, whose mean is the unit: no rank may take its own part for it."""

@@ -248,7 +248,7 @@ class SpeedMeter:
 
     def work_of(self, known: _Round | MicroBatch) -> float:
         """Return samples, each as many as it costs of a mean one."""
-        return known.samples if self.costs is None or known.figures is None else self.costs.rule.of(known.figures)
+        return known.samples if self.costs is None or known.figures is None else self.costs.work_of(known.figures)
 
     def most_of(self, work: MicroBatch) -> int:
         """Return how many of a micro-batch's samples fit in memory, if they are too many; else 0."""
@@ -288,10 +288,11 @@ class SpeedMeter:
 
     def _costs_row(self, costs: CostMeter) -> dict[str, float]:
         figures, rule = self.round.figures, costs.rule
-        work, filled = rule.of(figures), figures._replace(padded=figures.length, padded_square=figures.square)
+        unpadded = figures._replace(padded=figures.length, padded_square=figures.square)
+        whole = rule.of(figures)
         return {
-            "work": work / self.round.rounds,
-            "padding": (work - rule.of(filled)) / work if work else 0.0,
+            "work": costs.work_of(figures) / self.round.rounds,
+            "padding": 1.0 - rule.of(unpadded) / whole if whole else 0.0,
             "by_number": costs.by_number,
             **{f"cost_{name}": of for name, of in rule._asdict().items() if costs.learned},
         }
