@@ -13,6 +13,9 @@ micro-batch j by T, the tokens of all ranks and micro-batches, and multiplies by
 whatever the split: such a loss is only timed. Others are means over samples, which ``LoadBalance.scale`` weighs. Some
 models take the number and ignore it, which shows if it is doubled in a first batch.
 
+**The costs** of samples come from ``cost_of``, or are the lengths by which the Trainer itself would arrange samples:
+"group_by_length" of ``train_sampling_strategy`` keeps its order, "batch_rebalance" takes a random one.
+
 **Resuming.** All rounds hold as many samples, so the number of steps says which are done.
 """
 
@@ -22,7 +25,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, RandomSampler
 from transformers import Trainer, TrainerCallback
 
 from torch_hooks.load_balance import LoadBalance
@@ -36,14 +39,16 @@ _NO_BATCH = object()
 class Balanced:
     """A mixin for a ``Trainer`` and its subclasses: ``class MyTrainer(Balanced, SFTTrainer)``.
 
-    ``balance``: the ``LoadBalance`` of this training, whose ``global_batch`` is then decisive; None: LB-BSP. For
-    trainers whose loss comes from ``Trainer.compute_loss``.
+    ``balance``: the ``LoadBalance`` of this training, whose ``global_batch`` is then decisive; None: LB-BSP.
+    ``cost_of``: as in ``BalancedLoader``; None: the lengths by which ``train_sampling_strategy`` arranges samples, if
+    any. For trainers whose loss comes from ``Trainer.compute_loss``.
     """
 
-    def __init__(self, *args: Any, balance: LoadBalance | None = None, **options: Any) -> None:
+    def __init__(self, *args: Any, balance: LoadBalance | None = None, cost_of: Any = None, **options: Any) -> None:
         super().__init__(*args, **options)
         trainer: Any = self
         self.balance: Any = balance
+        self._cost_of = cost_of
         self._loader: BalancedLoader | None = None
         self._normalised: bool | None = None
         if balance is None and trainer.args.world_size == 1:
@@ -76,8 +81,12 @@ class Balanced:
             return stock
         if self._loader is None:
             self._skips = not args.ignore_data_skip
+            sampler = trainer._get_train_sampler(stock.dataset)
+            cost_of = getattr(sampler, "lengths", None) if self._cost_of is None else self._cost_of
+            if args.train_sampling_strategy == "batch_rebalance":  # a sampler of this rank's part
+                sampler = RandomSampler(stock.dataset)
             self._loader = BalancedLoader(
-                stock.dataset, self.balance, sampler=trainer._get_train_sampler(stock.dataset),
+                stock.dataset, self.balance, sampler=sampler, cost_of=cost_of,
                 seed=args.seed if args.data_seed is None else args.data_seed, drop_last=args.dataloader_drop_last,
                 micro_batches=args.gradient_accumulation_steps, collate_fn=stock.collate_fn,
                 num_workers=stock.num_workers, prefetch_factor=stock.prefetch_factor, pin_memory=stock.pin_memory,

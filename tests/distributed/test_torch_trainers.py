@@ -30,6 +30,15 @@ def test_a_trainer_trains_as_one_process_does(ranks, kind, k):
         assert outcome["evaluated"] >= 2
 
 
+@pytest.mark.parametrize("lengths", ["batch_rebalance", "group_by_length", "cost_of"])
+def test_a_trainer_divides_by_the_lengths_that_it_knows_and_trains_as_one_process_does(ranks, lengths):
+    for rank in ranks:
+        outcome = rank[f"costs, {lengths}"]
+        assert outcome["difference"] <= 1e-10
+        assert outcome["once"]
+        assert outcome["splits"] >= 3, "by number, equal shares have two: that of the last round is another"
+
+
 @pytest.mark.parametrize("k", [1, 3])
 def test_a_trainer_goes_on_in_the_middle_of_an_epoch(ranks, k):
     per_epoch = 5 - (k == 3)

@@ -51,7 +51,7 @@ def model_of(kind: str) -> Any:
 
 def batch_of(kind: str, indices: list[int]) -> dict[str, torch.Tensor]:
     """Sentences of unequal lengths; in some, half of the words are no targets."""
-    lengths = [4 + 7 * i % 9 for i in indices]
+    lengths = [length_of(i) for i in indices]
     words, labels = torch.zeros(len(indices), max(lengths), dtype=torch.long), torch.tensor([i % 3 for i in indices])
     for row, i, length in zip(words, indices, lengths, strict=True):
         row[:length] = torch.randint(1, 23, (length,), generator=torch.Generator().manual_seed(i))
@@ -61,12 +61,24 @@ def batch_of(kind: str, indices: list[int]) -> dict[str, torch.Tensor]:
     return {"input_ids": words, "attention_mask": (words > 0).long(), "labels": labels}
 
 
+def length_of(i: int) -> int:
+    return 4 + 7 * i % 9
+
+
+def texts(samples: int) -> list[Any]:
+    """Samples whose lengths a Trainer finds."""
+    return [{"input_ids": [0] * length_of(i), "index": i} for i in range(samples)]
+
+
 def trainer_of(kind: str, seen: list[list[int]], micro_batches: int, **options: Any) -> BalancedTrainer:
-    def collate(samples: list[int]) -> dict[str, torch.Tensor]:
-        seen.append(list(samples))
-        return batch_of(kind, samples)
+    data = texts if "train_sampling_strategy" in options else Indexed
+
+    def collate(samples: list[Any]) -> dict[str, torch.Tensor]:
+        seen.append([each["index"] if data is texts else each for each in samples])
+        return batch_of(kind, seen[-1])
 
     balance = options.pop("balance", None) or LoadBalance(Shifting(), global_batch=BATCH)
+    cost_of = options.pop("cost_of", None)
     arguments = TrainingArguments(
         os.path.join(os.environ[RUN_DIR], options.pop("path", "none")), use_cpu=True, report_to=[], disable_tqdm=True,
         gradient_accumulation_steps=micro_batches, optim="adamw_torch", learning_rate=RATE, max_grad_norm=CLIP,
@@ -74,8 +86,8 @@ def trainer_of(kind: str, seen: list[list[int]], micro_batches: int, **options: 
         **{"save_strategy": "no", "logging_steps": 1} | options,
     )  # fmt: skip
     return BalancedTrainer(
-        model_of(kind), arguments, train_dataset=Indexed(SAMPLES), eval_dataset=Indexed(7), data_collator=collate,
-        balance=balance,
+        model_of(kind), arguments, train_dataset=data(SAMPLES), eval_dataset=data(7), data_collator=collate,
+        balance=balance, cost_of=cost_of,
     )  # fmt: skip
 
 
@@ -110,10 +122,10 @@ def each_once(rounds: list[list[int]], epochs: int) -> bool:
     return sorted(samples) == sorted(list(range(SAMPLES)) * epochs)
 
 
-def trained(kind: str, micro_batches: int) -> dict[str, Any]:
+def trained(kind: str, micro_batches: int, **more: Any) -> dict[str, Any]:
     """Two epochs, with an evaluation in the midst of each."""
     seen: list[list[int]] = []
-    options = {"eval_strategy": "steps", "eval_steps": 3, "per_device_eval_batch_size": 2}
+    options = more | {"eval_strategy": "steps", "eval_steps": 3, "per_device_eval_batch_size": 2}
     trainer = trainer_of(kind, seen, micro_batches, num_train_epochs=2, **options)
     evaluated = trainer.evaluation_loop
     count: list[int] = []
@@ -165,6 +177,11 @@ def resumed(micro_batches: int) -> dict[str, Any]:
         "rounds": [len(rounds), len(rest)],
         "epochs": [log["epoch"] for log in second.state.log_history if "loss" in log][-2:],
     }
+
+
+def by_cost(micro_batches: int, **how: Any) -> dict[str, Any]:
+    """Equal shares, which then hold unequal numbers of samples."""
+    return trained("tokens", micro_batches, balance=LoadBalance("bsp", global_batch=BATCH), **how)
 
 
 def options() -> dict[str, Any]:
@@ -275,6 +292,11 @@ def fitted(
 def cases() -> dict[str, Callable[[], Any]]:
     late_tables._COSTS_S = 0.0
     made: dict[str, Callable[[], Any]] = {"refused": refused, "options": options}
+    made |= {
+        "costs, batch_rebalance": lambda: by_cost(1, train_sampling_strategy="batch_rebalance"),
+        "costs, group_by_length": lambda: by_cost(3, train_sampling_strategy="group_by_length"),
+        "costs, cost_of": lambda: by_cost(1, cost_of=[length_of(i) for i in range(SAMPLES)]),
+    }
     for k in (1, 3):
         made |= {
             f"tokens, k = {k}": lambda k=k: trained("tokens", k),
