@@ -105,8 +105,12 @@ def test_the_example_that_keeps_its_reducer_learns_and_gives_a_slow_rank_less(la
 
 
 @pytest.mark.parametrize(
-    ("example", "samples"), [("torch_lightning.py", 128), ("torch_accelerate.py", 128), ("torch_transformers.py", 32)]
-)
+    ("example", "samples"),
+    [
+        ("torch_lightning.py", 128), ("torch_accelerate.py", 128), ("torch_transformers.py", 32),
+        ("torch_text.py", 64), ("trainer_text.py", 64),
+    ],
+)  # fmt: skip
 def test_under_other_peoples_trainers_and_models_it_learns_and_gives_a_slow_rank_less(launch, example, samples):
     told = learnt(launch, example, "torch", "--epochs", 3)
     assert len(told) == 3
