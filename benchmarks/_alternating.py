@@ -62,3 +62,10 @@ def in_turns(
         if cycle >= 0:
             after_cycle()
     return took
+
+
+def forget_training() -> None:
+    """Tell schemes of scaled losses apart that train in turns: the next steps of optimizers belong to none of them."""
+    from torch_hooks.beside import scaled_rounds
+
+    scaled_rounds._here.__dict__.clear()

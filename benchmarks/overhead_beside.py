@@ -38,7 +38,7 @@ import demo_rank
 import numpy as np
 import torch
 import torch.distributed as dist
-from _alternating import STOCK, STOCK_S, alternate, in_turns
+from _alternating import STOCK, STOCK_S, alternate, forget_training, in_turns
 from _by_hand import PASS, PASSES, ByHand
 from _report import error_of_median, judged, write_result
 from gpu.networks import Transformer, reduced
@@ -116,11 +116,6 @@ def balanced(data: TensorDataset, policy: Any, global_batch: int) -> tuple[Itera
     balance = LoadBalance(policy, global_batch=global_batch)
     loader = BalancedLoader(data, balance, shuffle=True, seed=0, drop_last=True)
     return endless(loader, loader.set_epoch), balance
-
-
-def forget_training() -> None:
-    """Tell schemes apart that train in turns: the next steps of optimizers belong to none of them."""
-    scaled_rounds._here.__dict__.clear()
 
 
 class Kind:
