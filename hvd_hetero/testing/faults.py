@@ -119,11 +119,11 @@ class Faults:
             if not meter.round.micro_batches:
                 self._strike()
 
-        def is_done(samples: int) -> None:
+        def is_done(*told: Any) -> None:
             self._strike_late()
             if self._factor > 1:
                 self._sleep((self._factor - 1) * (self._clock() - self._began_s))
-            done(samples)
+            done(*told)
 
         def reported() -> dict[str, float]:
             return {**row(), **self._lie()}
