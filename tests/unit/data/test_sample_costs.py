@@ -117,3 +117,14 @@ def test_what_no_division_can_come_of_is_refused(options, message):
     given = {"cost_of": [1.0, 2.0, 3.0], "policy": LBBSP(), "size": 3, "largest": None, "shared": True} | options
     with pytest.raises((ValueError, TypeError), match=message):
         SampleCosts.of(fit=CostMeter(), **given)
+
+
+def test_micro_batches_that_do_not_fit_in_memory_are_cut_by_number():
+    order = SharedPermutation(12)
+    order.costs = SampleCosts(np.arange(1, 13), CostMeter(), 12)
+    cut = order.take(RoundPlan((6, 6), (1, 1)), 0)
+    works = cut.micro_batches(2)
+    assert max(work.samples for work in works) == 2
+    assert sum(work.samples for work in works) == cut.samples
+    assert [work.last for work in works] == [False] * (len(works) - 1) + [True]
+    assert all(work.figures is not None for work in cut.micro_batches(cut.samples)), "as they were cut"
