@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from keras_callbacks.pipeline.balanced_dataset import BalancedDataset
+from keras_callbacks.pipeline.sources import number_from
 from keras_callbacks.session import FitSession
 
 __all__ = ["batches"]
@@ -24,6 +25,11 @@ def batches(session: FitSession, data: BalancedDataset) -> Iterator[Any]:
             f"data must come from resize_batches, whose batches follow the plan, got {type(data).__name__}; write "
             "balance.batches(resize_batches((x, y), balance))"
         )
+    if data.queue.cuts:
+        raise ValueError(
+            "max_micro_batch_cost is for model.fit: a round of a loop of your own is one batch. Leave it out, with a "
+            "smaller global_batch of LoadBalance"
+        )
     for model, optimizer in session.common_start.new(data.element_spec):
         session.start(model, optimizer)
     session.trains_here()
@@ -37,6 +43,8 @@ def batches(session: FitSession, data: BalancedDataset) -> Iterator[Any]:
         calls.prepare()
         batch = next(iterator)
         calls.begin_whole_round()
+        if queue.weight_of is not None:
+            calls.weigh(float(number_from("weight_of", queue.weight_of, batch)))
         yield batch
         balancer.expect_next()
         calls.applied()

@@ -13,6 +13,8 @@ from hvd_hetero.checks import integer
 from hvd_hetero.data.ending_shard import EndingShard
 from hvd_hetero.data.permutation import SharedPermutation
 from hvd_hetero.data.same_data import marks_of
+from hvd_hetero.data.sample_costs import NO_COSTS, CostOf, SampleCosts
+from hvd_hetero.data.sample_order import SampleOrder
 from hvd_hetero.data.stream_orders import SharedStream
 from keras_callbacks.load_balance import LoadBalance
 from keras_callbacks.pipeline.alike import check_alike, check_single, compared
@@ -35,6 +37,9 @@ def resize_batches(
     stream: Literal["whole", "shard"] | None = None,
     padding_values: Any = None,
     check_data: bool = True,
+    weight_of: Callable[..., Any] | None = None,
+    cost_of: CostOf | None = None,
+    max_micro_batch_cost: float | None = None,
 ) -> BalancedDataset:
     """Return batches for ``fit`` whose sizes follow the plan; their batch dimension is None, so nothing retraces.
 
@@ -76,6 +81,18 @@ def resize_batches(
     check_data
         If True, ranks compare a few numbers of each sample of a round, and stop if their data differ. If a stream's
         functions draw random numbers or run Python, only labels are compared: whole numbers or strings, one a sample.
+    weight_of
+        What a batch's mean loss is over, if not its samples: a function that gets a batch as one for ``Dataset.map``
+        does, ``lambda x, y: tf.math.count_nonzero(y)``, and returns one number, computed by TensorFlow. The gradient is
+        then the mean over these of all ranks and micro-batches, as in one process. Not needed for the losses of
+        ``compile`` with masks, sample weights or ``reduction="sum"`` (``docs/keras.md``).
+    cost_of
+        What a sample costs, if samples cost unequally much: a number for each or a function of a sample's index; of a
+        stream, a function of a sample's components, ``lambda x, y: tf.size(x)``. A round's samples are then divided by
+        what they cost instead of by number. For "lb-bsp", "bsp" and ``StaticAllocation``.
+    max_micro_batch_cost
+        The number of a micro-batch's samples times the greatest ``cost_of`` among them that memory allows. A rank's
+        share is cut into as many micro-batches as that needs, with samples of similar cost put together.
     """
     if not isinstance(balance, LoadBalance):
         raise TypeError(f"balance must be a LoadBalance, got {balance!r}; write resize_batches((x, y), balance)")
@@ -104,10 +121,31 @@ def resize_batches(
             f"prefetch must be 0 for a dataset, got {prefetch}: its samples are fetched ahead before they are cut into "
             "batches; put what is slow into a map of the dataset, with num_parallel_calls"
         )
+    if weight_of is not None and not callable(weight_of):
+        raise TypeError(f"weight_of must be a function of a batch, got {weight_of!r}; write weight_of=lambda x, y: …")
+    if weight_of is not None and not session.weighs:
+        raise ValueError(
+            f"weight_of does not go with policy {session.policy.name!r} and this sync, which do not average gradients "
+            "by their weights alone; leave it out, or use policy='lb-bsp' and sync='allreduce'"
+        )
+    if cost_of is None and max_micro_batch_cost is not None:
+        raise ValueError(NO_COSTS)
     session.balancer.set_lead(prefetch)
+
+    def rounds_of(order: SampleOrder, batch_of: Callable[[Any], Any], **options: Any) -> RoundQueue:
+        if cost_of is not None:
+            costs = (lambda sample: sample[-1]) if is_stream and callable(cost_of) else cost_of
+            fit, length = session.balancer.learn_costs(), None if is_stream else order.size
+            order.costs = SampleCosts.of(
+                costs, session.policy, fit, length, max_micro_batch_cost, shared=stream != "shard"
+            )
+        cuts = max_micro_batch_cost is not None
+        return RoundQueue(order, session.balancer, batch_of, weight_of=weight_of, cuts=cuts, **options)
+
     compares = check_data and session.balancer.workers > 1
     if is_stream:
-        queue, batch = _of_stream(data, session, seed if shuffle else None, stream, padding_values, compares)
+        of_source = {"padding": padding_values, "cost_of": cost_of if callable(cost_of) else None}
+        queue, batch = _of_stream(data, session, seed if shuffle else None, stream, of_source, compares, rounds_of)
     else:
         arrays, length = _tensors(data)
         known = _Known()
@@ -115,7 +153,7 @@ def resize_batches(
         if compares:
             columns = [np.asarray(array) for array in tf.nest.flatten(arrays)]
             order.marks = lambda indices: np.stack([marks_of(column, indices) for column in columns], axis=1)
-        queue = RoundQueue(order, session.balancer, indices_of, show=known.show)
+        queue = rounds_of(order, indices_of, show=known.show)
         batch = _gather(arrays, known)
     session.queue = queue
     # Without an end, the cardinality is "infinite", and fit needs steps_per_epoch. If the end is not known
@@ -137,22 +175,28 @@ def resize_batches(
 
 
 def _of_stream(
-    data: Any, session: FitSession, seed: int | None, stream: str | None, padding: Any, compares: bool
+    data: Any,
+    session: FitSession,
+    seed: int | None,
+    stream: str | None,
+    options: dict[str, Any],
+    compares: bool,
+    rounds_of: Callable[..., RoundQueue],
 ) -> tuple[RoundQueue, Callable[[Any], Any]]:
     """Return the rounds of a dataset or a sequence, and the function from a round's number to its batch."""
     rank, workers = session.balancer.rank, session.balancer.workers
     seeds = 0
     source: Source
     if not isinstance(data, tf.data.Dataset):
-        source = SequenceSource(data, seed)
+        source = SequenceSource(data, seed, cost_of=options["cost_of"])
     elif stream == "shard":
         # The first round shows all ranks a shard without samples, and they stop together.
-        source = DatasetSource(data, seed, may_be_empty=True, padding=padding)
+        source = DatasetSource(data, seed, may_be_empty=True, **options)
     else:
         seeds = check_alike(data, rank, workers, certain=stream == "whole")
-        options = tf.data.Options()
-        options.deterministic = True
-        source = DatasetSource(data.with_options(options), seed, padding=padding)
+        in_order = tf.data.Options()
+        in_order.deterministic = True
+        source = DatasetSource(data.with_options(in_order), seed, **options)
     if isinstance(data, tf.data.Dataset):
         check_single(data)
     compares = compares and stream != "shard"
@@ -162,8 +206,8 @@ def _of_stream(
         if stream == "shard"
         else SharedStream(reader.samples, size=source.length, seeds=seeds)
     )
-    order.marks = (lambda samples: [marks for *_, marks in samples]) if compares else None
-    queue = RoundQueue(order, session.balancer, reader.batch_of, ends=source.ends)
+    order.marks = (lambda samples: [marks for *_, marks, _ in samples]) if compares else None
+    queue = rounds_of(order, reader.batch_of, ends=source.ends)
     return queue, reader.mapped(session.calls.guard(queue.part))
 
 

@@ -24,6 +24,8 @@ __all__ = [
     "is_built",
     "is_keras_3",
     "loss_passes_through",
+    "loss_totals",
+    "losses_pass_through",
     "names_of",
     "optimizer_variables",
     "plain_variables",
@@ -268,6 +270,46 @@ def loss_passes_through(model: Any, weigh: Callable[[Any], Any]) -> Callable[[],
 
     object.__setattr__(optimizer, name, scale_loss if keras_3 else compute_gradients)
     return undo
+
+
+def losses_pass_through(model: Any, wrap: Callable[[Any], Any]) -> Callable[[], None]:
+    """Replace each loss of ``compile`` by ``wrap`` of it, once Keras has built it; return a function that ends this.
+
+    What ``wrap`` returns has the loss as ``plain``, or is the loss.
+    """
+    container = model._compile_loss if is_keras_3(model) else model.compiled_loss
+    if container is None:
+        return lambda: None
+    name, build = "_flat_losses" if is_keras_3(model) else "_losses", container.build
+
+    def pass_through(function: Callable[[Any], Any]) -> None:
+        losses = getattr(container, name)
+        if is_keras_3(model):
+            replaced = [each._replace(loss=function(each.loss)) for each in losses]
+        else:
+            replaced = [None if each is None else function(each) for each in losses]
+        setattr(container, name, replaced)
+
+    def build_and_wrap(*args: Any) -> None:
+        build(*args)
+        pass_through(wrap)
+
+    def undo() -> None:
+        container.__dict__.pop("build", None)
+        if container.built:
+            pass_through(lambda loss: getattr(loss, "plain", loss))
+
+    if container.built:
+        pass_through(wrap)
+    container.build = as_it_is(build_and_wrap)
+    return undo
+
+
+def loss_totals(model: Any) -> list[tf.Variable]:
+    """Return the sums of Keras's own means of the loss, in which a batch's loss counts as many times as its samples."""
+    container = model._compile_loss if is_keras_3(model) else model.compiled_loss
+    metrics = [*(container.metrics if container is not None else ()), getattr(model, "_loss_tracker", None)]
+    return tf_variables(metric.total for metric in metrics if hasattr(metric, "total"))
 
 
 def gradients_pass_through(optimizer: Any, receive: Receiver, wrapped_by: Any) -> Callable[[], None]:

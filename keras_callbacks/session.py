@@ -87,6 +87,16 @@ class FitSession:
         """True if a round ends only by a sum of gradients over all ranks."""
         return self._core.sums_gradients
 
+    @property
+    def weighs(self) -> bool:
+        """True if each gradient of a round counts by its weight in the sum over all ranks, and by nothing else."""
+        return self.mixing is None and not (self.policy.weighs_twice or self.policy.updates_locally)
+
+    @property
+    def gathers(self) -> bool:
+        """True if a round may have several micro-batches."""
+        return self.policy.accumulates or (self.queue is not None and self.queue.cuts)
+
     # Before rounds, and after.
 
     def start(self, model: Any, optimizer: Any) -> None:

@@ -43,6 +43,11 @@ def _use_source(session: FitSession, iterator: Any) -> int | None:
             "the data repeat without end, and fit was not told how long an epoch is: give it steps_per_epoch=…, or "
             "leave repeat() out, since fit begins the data again in every epoch"
         )
+    if source.queue.traced != session.queue.traced:
+        raise RoundStateError(
+            "the batches of this fit have another weight_of or max_micro_batch_cost than those that were resized last, "
+            "by which the train step was made; call resize_batches for this fit just before it"
+        )
     source.queue.want_epoch(session.queue.wanted_epoch)
     session.queue = source.queue
     return rounds if rounds > 0 else None
@@ -54,6 +59,7 @@ class RoundFunction:
     def __init__(self, session: FitSession, model: Any, function: Callable[[Any], Any], figures: JoinedMetrics) -> None:
         self.session = session
         self.optimizer = model.optimizer
+        self.traced = None if session.queue is None else session.queue.traced
         self._function = function
         self._model = model
         self._figures = figures

@@ -13,6 +13,7 @@ from keras_callbacks.keras_versions import (
     averaged_variables,
     gradients_pass_through,
     loss_passes_through,
+    losses_pass_through,
     trained_variables,
 )
 from keras_callbacks.metrics.of_all_ranks import Evaluation, JoinedMetrics, global_results
@@ -26,6 +27,7 @@ from keras_callbacks.step.graph_synchroniser import (
     GraphNeighbourAverage,
     GraphSynchroniser,
 )
+from keras_callbacks.step.weights import Weights
 from keras_callbacks.train_function import RoundFunction
 
 __all__ = ["is_wrapped", "release_from_others", "wrap"]
@@ -34,7 +36,12 @@ __all__ = ["is_wrapped", "release_from_others", "wrap"]
 def is_wrapped(session: FitSession, model: Any) -> bool:
     """Return whether the model, and its present optimizer, are wrapped for this training."""
     function = model.train_function
-    return isinstance(function, RoundFunction) and function.session is session and function.optimizer is model.optimizer
+    return (
+        isinstance(function, RoundFunction)
+        and function.session is session
+        and function.optimizer is model.optimizer
+        and (session.queue is None or function.traced == session.queue.traced)
+    )
 
 
 def release_from_others(model: Any) -> None:
@@ -47,15 +54,18 @@ def release_from_others(model: Any) -> None:
 
 def wrap(session: FitSession, model: Any) -> None:
     """Wrap the optimizer and the steps, before the train function is made of them."""
-    policy = session.policy
     synchroniser = _synchroniser_of(session, model)
-    graph = GraphRound(session.calls, synchroniser, session.local_layers)
-    if isinstance(synchroniser, GraphAllreduce) and not policy.accumulates and not session.local_layers:
+    weight_of = None if session.queue is None else session.queue.weight_of
+    weights = Weights(weight_of, logs=session.wire.rank == 0)
+    graph = GraphRound(session.calls, synchroniser, session.local_layers, weights, gathers=session.gathers)
+    if session.weighs:
+        session.on_release(losses_pass_through(model, weights.of_loss))
+    if isinstance(synchroniser, GraphAllreduce) and not session.gathers and not session.local_layers:
         session.on_release(loss_passes_through(model, graph.weigh))
     session.on_release(gradients_pass_through(model.optimizer, graph.receive, session))
 
     def figures() -> JoinedMetrics:
-        return JoinedMetrics(model, session.wire, session.prefix, gathers=policy.accumulates, warned=session.warned)
+        return JoinedMetrics(model, session.wire, session.prefix, gathers=session.gathers, warned=session.warned)
 
     of_steps, of_tests = figures(), figures()
     step: Any = graph.train_step(model.train_step, of_steps)

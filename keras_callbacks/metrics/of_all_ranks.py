@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from keras_callbacks.keras_versions import (
     advanced_variables,
+    loss_totals,
     names_of,
     optimizer_variables,
     spectral_vectors,
@@ -59,11 +60,18 @@ class JoinedMetrics:
         """True while a step runs."""
 
     def observed(
-        self, step: Callable[[Any], Any], data: Any, weight: tf.Tensor | None = None, *, again: bool = False
+        self,
+        step: Callable[[Any], Any],
+        data: Any,
+        shares: Callable[[], tuple[tf.Tensor, tf.Tensor]] | None = None,
+        *,
+        again: bool = False,
     ) -> Any:
-        """Return the step's logs for these data; sums that count batches grow by ``weight`` times what the step adds.
+        """Return the step's logs for these data; sums that count batches grow by its share of what the step adds.
 
-        ``again``: the step has been traced for this round already.
+        ``shares`` returns, after the step, its share in means over the round, and its share of the samples. Keras's
+        mean of the loss is over samples: in it, the one takes the place of the other. ``again``: the step has been
+        traced for this round already.
         """
         self.in_step = True
         logs = step(data)
@@ -77,8 +85,13 @@ class JoinedMetrics:
         updates = updates_in(graph, handles)
         if not again:
             self._note(graph, logs, handles, updates)
-        if weight is not None:
-            weigh(self._per_batch(updates), weight)
+        if shares is not None:
+            counted, of_samples = shares()
+            per_batch = self._per_batch(updates)
+            weigh(per_batch, counted)
+            if counted is not of_samples:
+                of_losses = set(names_of(loss_totals(self._model))) - {u.variable._unique_id for u in per_batch}
+                weigh([updates[v] for v in of_losses & updates.keys()], tf.math.divide_no_nan(counted, of_samples))
         return logs
 
     @property

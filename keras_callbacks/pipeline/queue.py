@@ -41,6 +41,7 @@ class RoundQueue:
 
     ``batch_of`` makes a batch of this rank's samples, and one to stand in if it has none. ``ends``: whether an epoch
     ends by itself. ``show`` gets the known batches before every round: the number of the first, and the batches.
+    ``weight_of`` is the user's. ``cuts``: a round may have several micro-batches, whatever the policy.
     """
 
     def __init__(
@@ -51,9 +52,13 @@ class RoundQueue:
         *,
         ends: bool = True,
         show: Callable[[int, list[Any]], None] = lambda first, batches: None,
+        weight_of: Callable[..., Any] | None = None,
+        cuts: bool = False,
     ) -> None:
         self.ends = ends
         """True: an epoch ends by itself, and fit does not need its length."""
+        self.weight_of = weight_of
+        self.cuts = cuts
         self._cutter = Cutter(order, balancer)
         self._balancer = balancer
         self._batch_of = batch_of
@@ -75,6 +80,11 @@ class RoundQueue:
     def serves(self, balancer: Balancer) -> bool:
         """Return whether its rounds are cut by the plans of this one."""
         return self._balancer is balancer
+
+    @property
+    def traced(self) -> tuple[Callable[..., Any] | None, bool]:
+        """What a train step depends on."""
+        return self.weight_of, self.cuts
 
     @property
     def wanted_epoch(self) -> int:

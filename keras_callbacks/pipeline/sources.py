@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
 
-__all__ = ["Chunk", "DatasetSource", "SequenceSource", "Source", "is_sequence"]
+__all__ = ["Chunk", "DatasetSource", "SequenceSource", "Source", "is_sequence", "number_from"]
 
 _SHUFFLED = 10_000  # samples that are held to draw from, if an epoch is longer (arbitrary, a usual size)
 _CHUNK = 64  # samples that tf.data batches at a time; larger ones only cost memory (arbitrary)
@@ -27,7 +28,9 @@ class Source(Protocol):
     ends: bool
     """True: an epoch ends by itself."""
     padding: dict[int, tf.Tensor]
-    """Values that fill up the components whose shapes differ, by their numbers; chunks end with the shapes of these."""
+    """Values that fill up the components whose shapes differ, by their numbers; their shapes follow in a chunk."""
+    has_costs: bool
+    """True: chunks end with what each sample costs."""
 
     def chunks(self, epoch: int) -> Iterator[Chunk]:
         """Yield the samples of an epoch, some at a time."""
@@ -37,7 +40,13 @@ class DatasetSource:
     """A ``tf.data.Dataset`` whose elements are single samples."""
 
     def __init__(
-        self, samples: tf.data.Dataset, seed: int | None = None, *, may_be_empty: bool = False, padding: Any = None
+        self,
+        samples: tf.data.Dataset,
+        seed: int | None = None,
+        *,
+        may_be_empty: bool = False,
+        padding: Any = None,
+        cost_of: Callable[..., Any] | None = None,
     ) -> None:
         cardinality = int(samples.cardinality())
         if cardinality == 0 and not may_be_empty:
@@ -53,6 +62,8 @@ class DatasetSource:
                     "map before resize_batches, with padding_values if their shapes differ"
                 )
         self.padding = {} if padding is None else _padding(padding, samples.element_spec)
+        self._cost_of = cost_of
+        self.has_costs = cost_of is not None
         self._in_order = self._chunked(samples)
         self.spec = samples.batch(_CHUNK).element_spec
 
@@ -87,16 +98,17 @@ class DatasetSource:
         return self._chunked(tf.data.experimental.from_variant(variant, self._samples.element_spec))
 
     def _chunked(self, samples: tf.data.Dataset) -> tf.data.Dataset:
-        if not self.padding:
-            return samples.batch(_CHUNK).prefetch(tf.data.AUTOTUNE)
-
         def measured(*sample: Any) -> tuple[tf.Tensor, ...]:
             parts = tf.nest.flatten(sample)
-            return *parts, *(tf.shape(parts[i]) for i in self.padding)
+            costs = [] if self._cost_of is None else [number_from("cost_of", self._cost_of, sample)]
+            return *parts, *(tf.shape(parts[i]) for i in self.padding), *costs
 
-        count = len(tf.nest.flatten(samples.element_spec))
-        values = [*(self.padding.get(i) for i in range(count)), *[None] * len(self.padding)]
-        return samples.map(measured).padded_batch(_CHUNK, padding_values=tuple(values)).prefetch(tf.data.AUTOTUNE)
+        if self.padding or self.has_costs:
+            samples = samples.map(measured)
+        if not self.padding:
+            return samples.batch(_CHUNK).prefetch(tf.data.AUTOTUNE)
+        values = tuple(map(self.padding.get, range(len(samples.element_spec))))
+        return samples.padded_batch(_CHUNK, padding_values=values).prefetch(tf.data.AUTOTUNE)
 
 
 def _padding(values: Any, specs: Any) -> dict[int, tf.Tensor]:
@@ -120,7 +132,7 @@ class SequenceSource:
     length: int | None = None  # the last batch may be short, and others, too
     ends = True
 
-    def __init__(self, batches: Any, seed: int | None = None) -> None:
+    def __init__(self, batches: Any, seed: int | None = None, *, cost_of: Callable[..., Any] | None = None) -> None:
         self._batches = batches
         if not self._count():
             raise ValueError(
@@ -130,6 +142,8 @@ class SequenceSource:
             )
         self._seed = seed
         self.padding: dict[int, tf.Tensor] = {}
+        self._cost_of = cost_of
+        self.has_costs = cost_of is not None
         self._first: Any = _tensors(batches[0])
         self.spec = tf.nest.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), self._first)
 
@@ -144,7 +158,12 @@ class SequenceSource:
         if callable(begin := getattr(self._batches, "on_epoch_begin", None)):
             begin()
         for index in order.tolist():
-            yield tf.nest.flatten(_tensors(self._batches[index]))
+            batch = _tensors(self._batches[index])
+            chunk = tf.nest.flatten(batch)
+            if self._cost_of is not None:
+                samples = (tf.nest.map_structure(lambda part: part[i], batch) for i in range(len(chunk[0])))  # noqa: B023
+                chunk.append(tf.stack([number_from("cost_of", self._cost_of, sample) for sample in samples]))
+            yield chunk
         if callable(end := getattr(self._batches, "on_epoch_end", None)):
             end()
 
@@ -152,6 +171,24 @@ class SequenceSource:
         """Return how many batches there are; a PyDataset may define this without ``len``, and None if it has no end."""
         count: int | None = self._batches.num_batches if hasattr(self._batches, "num_batches") else len(self._batches)
         return count
+
+
+def number_from(name: str, function: Callable[..., Any], data: Any) -> tf.Tensor:
+    """Return what a user's function says of a sample or a batch, as one number, in a graph or eagerly.
+
+    It gets the components that it takes: fit adds weights of its own behind them for ``class_weight``.
+    """
+    parts = data if isinstance(data, tuple) else (data,)
+    takes = inspect.signature(function).parameters.values()
+    if all(each.kind is not each.VAR_POSITIONAL for each in takes):
+        parts = parts[: sum(each.default is each.empty for each in takes)]
+    try:
+        return tf.reshape(tf.cast(function(*parts), tf.float64), [])
+    except Exception as error:
+        raise ValueError(
+            f"{name} failed for {data}, {type(error).__name__}: {error}. It gets the components of a sample or a "
+            "batch, as a function for Dataset.map does, and must return one number, computed by TensorFlow"
+        ) from error
 
 
 def is_sequence(data: Any) -> bool:

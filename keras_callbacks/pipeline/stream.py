@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, repeat
 from typing import Any, cast
 
 import numpy as np
@@ -14,7 +14,7 @@ from keras_callbacks.pipeline.sources import Chunk, Source
 
 __all__ = ["StreamReader"]
 
-_Handle = tuple[Chunk, int, Any]  # a sample: the chunk that it is in, its row there, and its marks
+_Handle = tuple[Chunk, int, Any, float]  # a sample: the chunk that it is in, its row there, its marks, and its cost
 
 
 class StreamReader:
@@ -36,12 +36,13 @@ class StreamReader:
                 chunk = next(chunks, None)
             if chunk is None:
                 return
+            costs = chunk.pop().numpy().tolist() if self._source.has_costs else repeat(0.0)
             if not self._first:
                 self._first = [part[:1] for part in chunk]
             rows = np.arange(int(chunk[0].shape[0]))
             columns = [marks_of(np.asarray(chunk[i]), rows) for i in self._compared]
             marks = np.stack(columns, axis=1) if columns else rows
-            yield from ((chunk, row, marks[row]) for row in rows.tolist())
+            yield from ((chunk, row, marks[row], cost) for row, cost in zip(rows.tolist(), costs, strict=False))
 
     def batch_of(self, samples: Any) -> Chunk:
         """Return a batch, component by component. For no samples, the very first one of the stream stands in.
@@ -80,7 +81,7 @@ def _pieces(samples: list[_Handle]) -> list[Chunk]:
     with tf.device("CPU:0"):
         for _, run in runs:
             handles = [handle for _, handle in run]
-            chunk, begin, _ = handles[0]
+            chunk, begin, *_ = handles[0]
             pieces.append([part[begin : begin + len(handles)] for part in chunk])
     return pieces
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -30,9 +31,9 @@ __all__ = ["SHARE", "Fit", "RoundCalls"]
 logger = logging.getLogger(__name__)
 
 SHARE = 4
-"""Numbers in a rank's share of a round: the weight of its gathered gradient in the sum; its samples; the samples by
-the plans of all ranks, or 0 if the sum is not to be corrected by the actual number; the weight of the gathered gradient
-in the mean over the rank's own samples."""
+"""Numbers in a rank's share of a round: the weight of its gathered gradient in the sum; its samples, or what else they
+count; what all ranks were to count, or 0 if the sum is not to be corrected by what they did; the weight of the gathered
+gradient in the mean over the rank's own samples."""
 
 _TWICE = (
     "weighted_gradients was called twice for one batch, and a round sums gradients once. Call it once for every batch, "
@@ -174,7 +175,8 @@ class RoundCalls:
         with queue.lock:
             cut = queue.take()
             self.samples = cut.samples
-            work = cut.micro_batch(cut.samples)
+            parts = cut.micro_batches()
+            work = parts[0] if len(parts) == 1 else cut.micro_batch(cut.samples)
             self.balancer.begin(work, time.perf_counter() - self._asked_at)
 
     def begin_round(self, size: int, *batch: Any) -> list[float]:
@@ -204,13 +206,21 @@ class RoundCalls:
             self.samples = sum(work.samples for work in self._pending)
             return self._begin_next(time.perf_counter() - self._asked_at)
 
-    def proceed(self) -> list[float]:
-        """End a micro-batch; begin another one, or end the round, by its plan or because another rank has."""
+    def proceed(self, *weight: float) -> list[float]:
+        """End a micro-batch; begin another one, or end the round, by its plan or because another rank has.
+
+        With the micro-batch's weight, what is gathered is weighted.
+        """
+        if weight:
+            self.weigh(*weight)
         if self.balancer.closing or self.balancer.stop_early():
             share = self.share()
-            self.samples = int(share[1])
+            if weight:
+                _, counts, planned, _ = share
+                share = [float(counts > 0), counts, planned, planned / counts if counts else 0.0]
+            self.samples = self.balancer.samples_so_far
             self._leaves = True
-            return [0.0, 0.0, 1.0, False, *share]
+            return [0.0, 0.0, 1.0, False, *share, 0.0]
         self.balancer.pause()
         return self._begin_next(0.0)
 
@@ -229,16 +239,28 @@ class RoundCalls:
 
     def share(self) -> list[float]:
         """Return this rank's share of the round, if the current micro-batch is its last: `SHARE` numbers."""
-        samples, work = self.balancer.samples_so_far, self.balancer.work
-        planned = 0 if self.policy.weighs_twice else work.plan.total
-        return [self.balancer.weight, samples, planned, work.samples / max(samples, 1)]
+        own = self.balancer.work.counts
+        counts = self.balancer.meter.round.weight + own
+        planned = 0 if self.policy.weighs_twice else self.balancer.planned_weight
+        return [self.balancer.weight, counts, planned, own / counts if counts else 0.0]
+
+    def weigh(self, weight: float) -> list[float]:
+        """Let the current micro-batch count so much; return this rank's share, if it is the last: `SHARE` numbers."""
+        balancer, work = self.balancer, self.balancer.work
+        if not 0.0 <= weight < math.inf:
+            raise ValueError(
+                f"round {balancer.rounds}: {work.samples} samples of rank {balancer.rank} weigh {weight}, and a weight "
+                "must be finite and at least 0. Have weight_of return what the mean loss is over, as a number of tokens"
+            )
+        balancer.weigh(float(weight) if work.samples else 0.0)
+        return self.share()
 
     def _begin_next(self, input_s: float) -> list[float]:
         work = self._pending.pop(0)
         self.balancer.begin(work, input_s)
         size = max(work.samples, 1)
         begin, self._offset = self._offset, self._offset + size
-        return [begin, size, self.balancer.rescale, True, *self.share()]
+        return [begin, size, self.balancer.rescale, True, *self.share(), work.samples / work.plan.total]
 
     def learning_rate(self) -> tf.Tensor:
         """Return the optimizer's learning rate, in the graph; 1 if ranks may have different ones."""

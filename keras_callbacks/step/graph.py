@@ -29,42 +29,62 @@ from keras_callbacks.metrics.of_all_ranks import JoinedMetrics
 from keras_callbacks.step.calls import SHARE, RoundCalls
 from keras_callbacks.step.graph_synchroniser import Gradient, GraphAllreduce, GraphSynchroniser, scaled
 from keras_callbacks.step.own_changes import changed_by
+from keras_callbacks.step.weights import Weights
 
 __all__ = ["GraphRound"]
 
 logger = logging.getLogger(__name__)
 
 # What a rank hears about the micro-batch that begins, or about the end: its slice of the batch, a factor for the
-# gradient gathered before it, whether it is one; and its share of the round (``RoundCalls.share``), with the weight
-# first.
+# gradient gathered before it, whether it is one; this rank's share of the round (``RoundCalls.share``), with the weight
+# first; and the micro-batch's share of the round's samples.
 _BEGIN, _SIZE, _RESCALE, _MORE, _WEIGHT = range(5)
 _SHARE = slice(_WEIGHT, _WEIGHT + SHARE)
-_NUMBERS = _WEIGHT + SHARE
+_PLANNED = _WEIGHT + 2
+_PART = _WEIGHT + SHARE
+_NUMBERS = _PART + 1
 
 
 class GraphRound:
     """One training's rounds in the graph. Its methods are called while the train step is traced."""
 
-    def __init__(self, calls: RoundCalls, synchroniser: GraphSynchroniser, local_layers: Sequence[Any] = ()) -> None:
+    def __init__(
+        self,
+        calls: RoundCalls,
+        synchroniser: GraphSynchroniser,
+        local_layers: Sequence[Any] = (),
+        weights: Weights | None = None,
+        *,
+        gathers: bool = False,
+    ) -> None:
+        """``gathers``: a round may have several micro-batches."""
         self._calls = calls
         self._local_layers = local_layers
         self._synchroniser = synchroniser
+        self._weights = Weights() if weights is None else weights
+        self._gathers = gathers
         self._state: tf.Tensor | None = None
+        self._counted: tf.Tensor | None = None
+        """This rank's share of a round of one micro-batch, if that weighs something else than its samples."""
         self._weighed = False
         """True: the loss of this round is weighted, and so are its gradients."""
-        self._gathered: tuple[list[Any], list[Any], Update] | None = None
+        self._gathered: tuple[list[Any], tf.Tensor | None, list[Any], Update] | None = None
         self._gathering = False
         self._graph: Any = None  # of the step that is traced
         self._looked = not isinstance(synchroniser, GraphAllreduce)
 
     def train_step(self, step: Callable[[Any], Any], figures: JoinedMetrics) -> Callable[[Any], Any]:
         """Return a train step of a whole round, whose update is synchronised and whose figures are observed."""
-        whole = self._several if self._calls.policy.accumulates else self._one
+        whole = self._several if self._gathers else self._one
         self._figures = figures
 
         def observed(data: Any, state: tf.Tensor, *, again: bool = False) -> Any:
             self._graph = tf.compat.v1.get_default_graph()
-            return figures.observed(as_keras_would(step), data, state[_WEIGHT], again=again)
+            self._weights.begin(data, state[_PART])
+            try:
+                return figures.observed(as_keras_would(step), data, lambda: self._shares(state[_PART]), again=again)
+            finally:
+                self._weights.end()
 
         return as_it_is(lambda data: whole(observed, data))
 
@@ -81,7 +101,19 @@ class GraphRound:
         if tf.executing_eagerly() or _has_custom_gradients(tf.compat.v1.get_default_graph()):
             return loss
         self._weighed = True
-        return loss * tf.cast(self._state[_WEIGHT], loss.dtype)
+        return loss * tf.cast(self._share(self._state)[0], loss.dtype)
+
+    def _share(self, state: tf.Tensor) -> tf.Tensor:
+        """Return this rank's share of a round of one micro-batch."""
+        if self._counted is None and (weight := self._weights.weight()) is not None:
+            self._counted = self._calls.ask(self._calls.weigh, SHARE, weight)
+        return state[_SHARE] if self._counted is None else self._counted
+
+    def _shares(self, of_samples: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Return the micro-batch's share in means over the round, as known after its step; and that of its samples."""
+        if self._counted is None or self._synchroniser.correction is None:
+            return of_samples, of_samples
+        return self._counted[0] * self._synchroniser.correction, of_samples
 
     def receive(self, gradients: list[Any], variables: list[Any], update: Update) -> Any:
         """Take the gradients that the train step hands to the optimizer."""
@@ -89,7 +121,7 @@ class GraphRound:
         if self._gathering:
             if self._gathered is not None:
                 raise ValueError(_TWICE)
-            self._gathered = gradients, variables, update
+            self._gathered = gradients, self._weights.weight(), variables, update
             if self._calls.policy.updates_locally:
                 self._update_locally(gradients, update)
             return None
@@ -97,7 +129,7 @@ class GraphRound:
         weighed, self._weighed = self._weighed, False
         if state is None:
             raise RoundStateError(_OUTSIDE)
-        return update(self._synchronised(gradients, variables, state[_SHARE], weighed))
+        return update(self._synchronised(gradients, variables, self._share(state), weighed))
 
     def _look_at(self, gradients: list[Any], variables: list[Any]) -> None:
         """Refuse an update that only some rounds make; warn, once, of gradients that are changed before the sum."""
@@ -114,7 +146,7 @@ class GraphRound:
     def _one(self, step: Callable[..., Any], data: Any) -> Any:
         """Do a round of one micro-batch: the update happens where the train step makes it."""
         self._state, data = self._begin(data)
-        self._weighed = False
+        self._weighed, self._counted = False, None
         try:
             logs = step(data, self._state)
         except BaseException:
@@ -128,22 +160,25 @@ class GraphRound:
     def _several(self, step: Callable[..., Any], data: Any) -> Any:
         """Do a round of any number of micro-batches: the update follows when all are done."""
         self._state, data = self._begin(data)
+        self._counted = None
         try:
-            gradients, (variables, update), logs = self._gather(step, data, self._state)
+            gradients, weight, (variables, update), logs = self._gather(step, data, self._state)
             if advanced := self._figures.advanced:
                 names = ", ".join(sorted(repr(getattr(v, "path", v.name)) for v in advanced)[:3])
                 raise ValueError(_ADVANCED.format(number=len(advanced), names=names))
         except BaseException:
             self._state = None
             raise
-        state = self._proceed(gradients)
+        state = self._proceed(gradients, weight)
+        weighed = weight is not None
 
         def body(state: tf.Tensor, gradients: list[Gradient], logs: Any) -> tuple[Any, ...]:
             self._state = None  # micro-batches of the loop have samples
-            more, _, latest = self._gather(step, data, state, again=True)
-            total = [_added(a, b, state[_RESCALE]) for a, b in zip(gradients, more, strict=True)]
+            more, weight, _, latest = self._gather(step, data, state, again=True)
+            rescale = None if weighed else state[_RESCALE]
+            total = [_added(a, b, rescale) for a, b in zip(gradients, more, strict=True)]
             logs = self._over_micro_batches(logs, latest, state)
-            return self._proceed(total), total, logs
+            return self._proceed(total, weight), total, logs
 
         # One iteration at a time: two at once would need the memory of two. Each adds rows to gradients of rows.
         start = (state, gradients, logs)
@@ -152,21 +187,23 @@ class GraphRound:
             lambda state, *_: state[_MORE] > 0, body, start, shape_invariants=shapes, parallel_iterations=1
         )
         self._state = None
-        reduced = iter(self._synchronised(gradients, [v for v in variables if v is not None], state[_SHARE]))
+        reached = [v for v in variables if v is not None]
+        reduced = iter(self._synchronised(gradients, reached, state[_SHARE], weighed))
         if not self._calls.policy.updates_locally:
             update([None if v is None else next(reduced) for v in variables])
         return logs
 
-    def _proceed(self, gradients: list[Gradient]) -> tf.Tensor:
+    def _proceed(self, gradients: list[Gradient], weight: tf.Tensor | None) -> tf.Tensor:
         """Return what follows, now that all of a micro-batch is computed."""
         parts = tf.nest.flatten(gradients, expand_composites=True)
-        return self._calls.ask(self._calls.proceed, _NUMBERS, after=parts, timed=True)
+        weights = [] if weight is None else [weight]
+        return self._calls.ask(self._calls.proceed, _NUMBERS, *weights, after=parts, timed=True)
 
     def _over_micro_batches(self, logs: Any, latest: Any, state: tf.Tensor) -> Any:
         """Return, for figures of the batch, means over the micro-batches so far, by samples; the latest of others."""
         if not isinstance(logs, dict):
             return latest
-        part = state[_SIZE] / tf.maximum(state[_WEIGHT + 1], 1.0)
+        part = state[_SIZE] / (state[_BEGIN] + state[_SIZE])
 
         def mean(former: tf.Tensor, new: tf.Tensor) -> tf.Tensor:
             return former + (new - former) * tf.cast(part, new.dtype) if new.dtype.is_floating else new
@@ -178,10 +215,12 @@ class GraphRound:
 
     def _gather(
         self, step: Callable[..., Any], data: Any, state: tf.Tensor, *, again: bool = False
-    ) -> tuple[list[Gradient], tuple[list[Any], Update], Any]:
-        """Return the gradients of one micro-batch, the variables they belong to, what updates them, and the logs.
+    ) -> tuple[list[Gradient], tf.Tensor | None, tuple[list[Any], Update], Any]:
+        """Return the gradients of one micro-batch, its weight, the variables, what updates them, and the logs.
 
-        If a variable has no gradient, None stands for it.
+        If a variable has no gradient, None stands for it. If the micro-batch weighs something else than its samples,
+        its gradients are weighted already: a sum over micro-batches needs no common units, and NaN of a mean over
+        nothing is gone.
         """
         self._gathering, self._gathered = True, None
         try:
@@ -192,11 +231,14 @@ class GraphRound:
             self._gathering = False
         if self._gathered is None:
             raise ValueError(_NEVER)
-        gradients, variables, update = self._gathered
+        gradients, weight, variables, update = self._gathered
         self._gathered = None
         logs = tf.nest.map_structure(tf.convert_to_tensor, logs)
         reached = [None if g is None else v for g, v in zip(gradients, variables, strict=True)]
-        return [g for g in gradients if g is not None], (reached, update), logs
+        present = [g for g in gradients if g is not None]
+        if weight is not None:
+            present = scaled(present, weight / state[_PLANNED])
+        return present, weight, (reached, update), logs
 
     def _update_locally(self, gradients: list[Any], update: Update) -> None:
         if self._state is None:
@@ -249,11 +291,14 @@ def _has_custom_gradients(graph: Any) -> bool:
     return b"CustomGradient-" in graph.as_graph_def().SerializeToString()
 
 
-def _added(former: Gradient, new: Gradient, rescale: tf.Tensor) -> Gradient:
+def _added(former: Gradient, new: Gradient, rescale: tf.Tensor | None) -> Gradient:
     """Return the sum of what was gathered, in units of the whole, and the new gradient: rows are laid end to end."""
-    if not isinstance(new, tf.IndexedSlices):
-        return former * tf.cast(rescale, former.dtype) + new
-    values = tf.concat([former.values * tf.cast(rescale, new.values.dtype), new.values], 0)
+    rows = isinstance(new, tf.IndexedSlices)
+    before = former.values if rows else former
+    before = before if rescale is None else before * tf.cast(rescale, before.dtype)
+    if not rows:
+        return before + new
+    values = tf.concat([before, new.values], 0)
     return tf.IndexedSlices(values, tf.concat([former.indices, new.indices], 0), new.dense_shape)
 
 

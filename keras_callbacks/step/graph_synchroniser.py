@@ -44,6 +44,8 @@ class GraphSynchroniser(ABC):
 
     def __init__(self, calls: RoundCalls) -> None:
         self._calls = calls
+        self.correction: tf.Tensor | None = None
+        """The factor from what all ranks were to count to what they did, in the graph that is traced."""
         self._eagerly = tf.function(self._synchronise, autograph=False, reduce_retracing=True)
 
     def __call__(self, gradients: list[Gradient], share: tf.Tensor, *, weighed: bool = False) -> list[Gradient]:
@@ -91,7 +93,8 @@ class GraphSynchroniser(ABC):
         broken = []
         if share is not None and calls.looks:  # but not of a stand-in, which weighs nothing
             broken = [_broken(parcels[counted or 0][0] if parcels else after[-1]) * tf.sign(share[0])]
-        row = calls.ask(calls.report, length, calls.learning_rate(), *broken, after=after, timed=True)
+        weighed = [] if share is None else [share]  # the row has the weight
+        row = calls.ask(calls.report, length, calls.learning_rate(), *broken, after=[*weighed, *after], timed=True)
         if share is not None and counted is not None:
             flag = broken[0] if broken else 0.0
             ranks = tf.one_hot(calls.balancer.rank, calls.balancer.workers, flag, dtype=tf.float64)
@@ -144,6 +147,7 @@ class GraphAllreduce(GraphSynchroniser):
             # One by one, so that none waits for another, and in place, since they are used only here.
             weighted = [tf.math.multiply_no_nan(g, weights[g.dtype]) for g in dense]
             means, correction = self._mean(weighted, weighted + arrived, share=share)
+        self.correction = correction
         of_rows, whole = iter(scaled(gathered, correction)), iter(means)
         return [next(of_rows) if isinstance(g, tf.IndexedSlices) else next(whole) for g in gradients]
 
@@ -240,10 +244,10 @@ def _numbers(gradient: Gradient) -> tf.Tensor:
     return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
-def correction_of(planned: tf.Tensor, samples: tf.Tensor) -> tf.Tensor:
-    """Return the factor from planned to actual samples, for a sum that was weighted by plans."""
-    done = tf.cast(samples, tf.float64)
-    return tf.where((planned > 0) & (done > 0), planned / tf.maximum(done, 1.0), 1.0)
+def correction_of(planned: tf.Tensor, counted: tf.Tensor) -> tf.Tensor:
+    """Return the factor from planned to actual samples, or weights, for a sum that was weighted by plans."""
+    done = tf.cast(counted, tf.float64)
+    return tf.where((planned > 0) & (done > 0), tf.math.divide_no_nan(planned, done), 1.0)
 
 
 def _broken(tensor: tf.Tensor) -> tf.Tensor:

@@ -357,7 +357,7 @@ def test_a_loss_of_few_digits_is_not_multiplied_by_a_weight_that_would_be_rounde
 def test_a_step_that_fails_while_it_is_traced_leaves_nothing_behind():
     graph_round = Round()
     graph_round._calls = SimpleNamespace(policy=BSP())
-    graph_round._begin = lambda data: (tf.zeros(7), data)
+    graph_round._begin = lambda data: (tf.zeros(9), data)
 
     def fails(data):
         raise ValueError("a mistake")

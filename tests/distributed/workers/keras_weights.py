@@ -1,0 +1,282 @@
+"""What batches weigh and cost: each case trains on all ranks, and in one process by Keras alone on the same batches.
+
+Samples come in their own order, so that a round is the next slice of them, however it is divided.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import horovod.tensorflow as hvd
+import numpy as np
+import plain_graphs  # noqa: F401
+import tensorflow as tf
+from every_round import EveryRoundAnother
+from keras_fits import Start, on_rank_0, spread
+from pool import serve
+
+from hvd_hetero.policies import StaticAllocation
+from keras_callbacks import LoadBalance, resize_batches, weighted_gradients
+
+keras = tf.keras
+KERAS_3 = os.environ["TF_USE_LEGACY_KERAS"] == "0"
+WORDS, LONGEST, CLASSES = 11, 5, 4
+BATCH, SAMPLES, EPOCHS = 8, 8 * 8 + 2, 2
+Cross = keras.losses.SparseCategoricalCrossentropy
+
+
+class ByCost(EveryRoundAnother):
+    """Splits that change every round, of which samples are shared out by what they cost."""
+
+    shares_alone = True
+
+
+def texts() -> tuple[np.ndarray, np.ndarray]:
+    """Words, of which 0 fills up, and a label for each, of which -1 does. Some texts have no word."""
+    rng = np.random.default_rng(3)
+    lengths = rng.integers(0, LONGEST + 1, SAMPLES) * (rng.random(SAMPLES) < 0.7)
+    lengths[-1] = 3  # so that the last round has one
+    x = np.where(np.arange(LONGEST) < lengths[:, None], rng.integers(1, WORDS, (SAMPLES, LONGEST)), 0)
+    return x, np.where(x > 0, (x * x + 1) % CLASSES, -1)
+
+
+def filled() -> tuple[np.ndarray, np.ndarray]:
+    x, y = texts()
+    return x, np.maximum(y, 0)
+
+
+def tagger(*, masked: bool = False) -> Any:
+    return keras.Sequential([
+        keras.layers.Input((None,), dtype="int64"),
+        keras.layers.Embedding(WORDS, 6, mask_zero=masked),
+        keras.layers.Dense(8, activation="tanh", kernel_regularizer=keras.regularizers.L2(1e-3)),
+        keras.layers.Dense(CLASSES),
+    ])  # fmt: skip
+
+
+def two_heads() -> Any:
+    words = keras.layers.Input((LONGEST,), dtype="int64")
+    hidden = keras.layers.Flatten()(keras.layers.Embedding(WORDS, 3)(words))
+    return keras.Model(words, [keras.layers.Dense(1, name="a")(hidden), keras.layers.Dense(1, name="b")(hidden)])
+
+
+def token_mean(y: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+    """The mean over words; NaN of a batch without any."""
+    counts = tf.cast(y >= 0, logits.dtype)
+    losses = keras.losses.sparse_categorical_crossentropy(tf.maximum(y, 0), logits, from_logits=True)
+    return tf.reduce_sum(losses * counts) / tf.reduce_sum(counts)
+
+
+def words(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    return tf.math.count_nonzero(y >= 0)
+
+
+def optimizer() -> Any:
+    return keras.optimizers.SGD(0.1, momentum=0.9)
+
+
+def rounds(arrays: Any) -> tf.data.Dataset:
+    """The batches of one process; on three ranks two samples are too few for a round, and join the one before."""
+    whole = tf.data.Dataset.from_tensor_slices(arrays)
+    before = SAMPLES - SAMPLES % BATCH - BATCH * (hvd.size() == 3)
+    return whole.take(before).batch(BATCH).concatenate(whole.skip(before).batch(2 * BATCH))
+
+
+def apart(one: Any, other: Any) -> float:
+    return float(np.abs(np.subtract(one, other)).max() / max(np.abs(other).max(), 1e-6))
+
+
+def case(
+    compiled: Callable[[], dict[str, Any]], arrays: Any, make: Callable[[], Any] = tagger, *, most: int = 1,
+    policy: Any = None, resized: Any = None, data: Any = None, **fit: Any,
+) -> dict[str, Any]:  # fmt: skip
+    keras.backend.set_floatx("float64")
+    keras.mixed_precision.set_global_policy("float64")
+    keras.utils.set_random_seed(7)
+    model = make()
+    model.compile(optimizer(), **compiled())
+    balance = LoadBalance(policy or EveryRoundAnother(most), global_batch=BATCH)
+    sizes: list[tuple[int, ...]] = []
+    balance.on_round(lambda record: sizes.append(tuple(record["samples"])))
+    batches = resize_batches(arrays if data is None else data, balance, **(resized or {}))
+    fit = {"epochs": EPOCHS, "verbose": 0, "shuffle": False, **fit}
+    told = model.fit(batches, callbacks=[balance, Start()], **fit).history
+
+    def alone() -> tuple[list[np.ndarray], dict[str, list[float]]]:
+        one = make()
+        one.set_weights(Start.weights)
+        one.compile(optimizer(), **compiled())
+        history = one.fit(rounds(arrays), **fit).history
+        return one.get_weights(), history
+
+    weights, history = on_rank_0(alone)
+    start = Start.weights
+    return {
+        "rounds": balance.rounds,
+        "splits": len(set(sizes)),
+        "weights": max(apart(a, b) for a, b in zip(model.get_weights(), weights, strict=True)),
+        "moved": max(apart(a, b) for a, b in zip(weights, start, strict=True)),
+        "spread": spread(model),
+        "history": {name: apart(told[name], history[name]) for name in history},
+    }
+
+
+def loop() -> dict[str, Any]:
+    """A loop of one's own, whose batches weigh what ``weight_of`` says."""
+    keras.backend.set_floatx("float64")
+    keras.mixed_precision.set_global_policy("float64")
+    keras.utils.set_random_seed(7)
+    model, updates = tagger(), optimizer()
+    balance = LoadBalance(EveryRoundAnother(1), global_batch=BATCH)
+    balance.start(model, updates)
+    start = model.get_weights()
+    data = resize_batches(texts(), balance, weight_of=words)
+
+    @tf.function(input_signature=data.element_spec)
+    def step(x: tf.Tensor, y: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            loss = token_mean(tf.cast(y, tf.float64), model(x, training=True))
+        gradients = weighted_gradients(tape, loss, model.trainable_variables, balance)
+        updates.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+    for _ in range(EPOCHS):
+        for batch in balance.batches(data):
+            step(*batch)
+
+    def alone() -> list[np.ndarray]:
+        one, own = tagger(), optimizer()
+        one.set_weights(start)
+        for x, y in rounds(texts()).repeat(EPOCHS):
+            with tf.GradientTape() as tape:
+                loss = token_mean(tf.cast(y, tf.float64), one(x, training=True))
+            gradients = tape.gradient(loss, one.trainable_variables)
+            own.apply_gradients(zip(gradients, one.trainable_variables, strict=True))
+        return one.get_weights()
+
+    pairs = zip(model.get_weights(), on_rank_0(alone), strict=True)
+    return {"weights": max(apart(a, b) for a, b in pairs), "spread": spread(model), "rounds": balance.rounds}
+
+
+def of_weight(loss: Any = token_mean) -> Callable[[], dict[str, Any]]:
+    return lambda: {"loss": loss}
+
+
+def of_masks() -> dict[str, Any]:
+    return {"loss": Cross(from_logits=True), "metrics": ["sparse_categorical_accuracy"]}
+
+
+def sums() -> dict[str, Any]:
+    return {"loss": Cross(from_logits=True, reduction="sum"), "metrics": ["sparse_categorical_accuracy"]}
+
+
+def with_weights() -> tuple[np.ndarray, ...]:
+    weights = np.random.default_rng(5).integers(0, 3, (SAMPLES, LONGEST)).astype("float64")
+    weights[::3] = 0.0
+    return *filled(), weights
+
+
+def of_classes() -> tuple[np.ndarray, np.ndarray]:
+    x, _ = texts()
+    return x, (x.sum(1) % 3 == 0).astype("float64")
+
+
+def classifier() -> Any:
+    return keras.Sequential([
+        keras.layers.Input((LONGEST,), dtype="int64"), keras.layers.Embedding(WORDS, 3), keras.layers.Flatten(),
+        keras.layers.Dense(1, activation="sigmoid"),
+    ])  # fmt: skip
+
+
+def stream() -> tf.data.Dataset:
+    """Texts as long as they are."""
+    x, y = texts()
+    samples = tf.data.Dataset.from_tensor_slices((x, y))
+    return samples.map(lambda words, labels: (words[words > 0], labels[labels >= 0]))
+
+
+class Batches(keras.utils.Sequence if not KERAS_3 else keras.utils.PyDataset):  # type: ignore[misc]
+    def __len__(self) -> int:
+        return SAMPLES // 10 + 1
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, ...]:
+        return tuple(array[10 * index : 10 * (index + 1)] for array in texts())
+
+
+def lengths() -> np.ndarray:
+    return (texts()[0] > 0).sum(1)
+
+
+def by_cost(**resized: Any) -> dict[str, Any]:
+    """Samples shared out by their lengths, and cut by what may be in a micro-batch."""
+    sizes: list[tuple[int, int]] = []
+
+    class Seen(keras.layers.Layer):
+        def call(self, x, training=None):
+            if training:
+                tf.numpy_function(lambda words: sizes.append(words.shape), [x], [])
+            return x
+
+    made: list[Any] = []
+
+    def make() -> Any:
+        made.append(tagger())  # the first is trained on all ranks, and a second one alone
+        seen = [Seen()] if len(made) == 1 else []
+        return keras.Sequential([keras.layers.Input((None,), dtype="int64"), *seen, *made[-1].layers])
+
+    data = resized.pop("data", None)
+    policy = resized.pop("policy", ByCost(1))
+    options = {"weight_of": words, "cost_of": lengths(), **resized}
+    outcome = case(of_weight(), texts(), make, policy=policy, resized=options, data=data)
+    return outcome | {"largest": max(number * longest for number, longest in sizes), "batches": len(sizes)}
+
+
+CASES: dict[str, Callable[[], dict[str, Any]]] = {
+    "weight_of": lambda: case(of_weight(), texts(), resized={"weight_of": words}),
+    "weight_of, micro-batches": lambda: case(of_weight(), texts(), most=4, resized={"weight_of": words}),
+    "weight_of, a loop": loop,
+    "masks": lambda: case(of_masks, filled(), lambda: tagger(masked=True)),
+    "masks, micro-batches": lambda: case(of_masks, filled(), lambda: tagger(masked=True), most=4),
+    "masks, eagerly": lambda: case(
+        lambda: {**of_masks(), "run_eagerly": True}, filled(), lambda: tagger(masked=True)
+    ),
+    "ignored class": lambda: case(
+        lambda: {"loss": Cross(from_logits=True, ignore_class=-1)}, texts()
+    ),
+    "sample weights": lambda: case(
+        lambda: {"loss": Cross(from_logits=True), "weighted_metrics": ["sparse_categorical_accuracy"]}, with_weights()
+    ),
+    "sample weights and masks": lambda: case(
+        lambda: {"loss": Cross(from_logits=True), "weighted_metrics": ["sparse_categorical_accuracy"]},
+        with_weights(), lambda: tagger(masked=True),
+    ),
+    "mean with sample weight": lambda: case(
+        lambda: {"loss": Cross(from_logits=True, reduction="mean_with_sample_weight")}, with_weights()
+    ),
+    "class weights": lambda: case(
+        lambda: {"loss": "binary_crossentropy", "metrics": ["accuracy"]}, of_classes(), classifier,
+        resized={"weight_of": lambda x, y: tf.shape(y)[0]}, class_weight={0: 1.0, 1: 5.0},
+    ),
+    "sum": lambda: case(sums, filled()),
+    "sum, micro-batches": lambda: case(sums, filled(), most=4),
+    "sum and mean": lambda: case(
+        lambda: {
+            "loss": {"a": keras.losses.MeanSquaredError(reduction="sum"), "b": "mse"},
+            "loss_weights": {"a": 0.1, "b": 1.0},
+        },
+        (texts()[0], {"a": of_classes()[1], "b": of_classes()[1]}), two_heads,
+    ),
+    "cost_of": lambda: by_cost(prefetch=2),
+    "cost_of, micro-batches": lambda: by_cost(max_micro_batch_cost=2 * LONGEST),
+    "cost_of a stream": lambda: by_cost(data=stream(), cost_of=lambda x, y: tf.size(x), padding_values=(0, -1)),
+    "cost_of a sequence": lambda: by_cost(data=Batches(), cost_of=lambda x, y: tf.math.count_nonzero(x)),
+    "cost_of, static": lambda: by_cost(
+        policy=StaticAllocation([2, 1][: hvd.size()]), cost_of=lambda index: lengths()[index]
+    ),
+}  # fmt: skip
+
+
+if __name__ == "__main__":
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    serve(hvd, CASES)
