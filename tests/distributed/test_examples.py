@@ -42,6 +42,16 @@ def test_digits_are_learnt_and_every_epoch_visits_all_samples(launch, tmp_path, 
     assert (run.compute_s > 0).all()
 
 
+def test_texts_are_learnt_with_keras_and_every_epoch_visits_all(launch, tmp_path):
+    path = tmp_path / "run.jsonl"
+    options = ["--telemetry", path, "--epochs", 4]
+    out = launch(EXAMPLES / "keras_text.py", 2, options, framework="Keras 3", timeout_s=KERAS_S).stdout[0]
+    (accuracy,) = re.findall(r"accuracy ([\d.]+)", out)
+    assert float(accuracy) > 0.8  # a tag that knows no language is right in 0.25 to 0.5
+    run = read_run(path)
+    assert [run.samples[run.epoch == epoch].sum() for epoch in range(4)] == [1000] * 4
+
+
 @pytest.mark.parametrize(
     ("framework", "module"), [("torch", "torch"), ("torch.distributed",) * 2, ("Keras 3", "tensorflow")]
 )
