@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,8 +16,9 @@ if TYPE_CHECKING:
     from hvd_hetero.tools.simulation.description import Description
     from hvd_hetero.tools.simulation.replay import Replay
     from hvd_hetero.tools.simulation.results import Simulated
+    from hvd_hetero.tools.simulation.worth import Worth
 
-__all__ = ["draw", "write_json", "write_table"]
+__all__ = ["draw", "write_json", "write_table", "write_worth", "write_worth_json"]
 
 _LEAST_WIDTH = 140
 _COLUMNS = {
@@ -44,7 +46,7 @@ def write_table(described: Description, recorded: Replay | None, outcomes: Seque
     console.print(f"{workers} workers, {described.global_batch} samples a round, {described.rounds} rounds.")
     if recorded is not None:
         # The policy's name comes from a file, so it is not markup.
-        console.print(f"Recorded: {recorded.policy}, {recorded.measured_rate:.1f} samples/s.", markup=False)
+        console.print(f"Recorded: {recorded.run.policy}, {recorded.measured_rate:.1f} samples/s.", markup=False)
         ranks = [f"{least * 1e3:.3g} … {most * 1e3:.3g}" for least, _, most in recorded.fixed_s[:_RANKS_SHOWN]]
         more = ", …" if len(recorded.fixed_s) > _RANKS_SHOWN else ""
         console.print(f"Fixed cost of a micro-batch in ms, rank by rank: {', '.join(ranks)}{more}.")
@@ -76,7 +78,7 @@ def write_json(described: Description, recorded: Replay | None, outcomes: Sequen
         "seed": described.cluster.seed,
         "recorded": recorded
         and {
-            "policy": recorded.policy,
+            "policy": recorded.run.policy,
             "samples_per_s": recorded.measured_rate,
             "fixed_s": [[least, most] for least, _, most in recorded.fixed_s],
             "rate_error": recorded.rate_error,
@@ -84,6 +86,21 @@ def write_json(described: Description, recorded: Replay | None, outcomes: Sequen
         "recommended": told(outcomes),
         "schemes": [outcome.plain() for outcome in outcomes],
     }
+    sys.stdout.write(json.dumps(document, indent=1) + "\n")
+
+
+def write_worth(described: Description, worth: Worth, prices: Sequence[float]) -> None:
+    """Print what each worker is worth, as a report does."""
+    from hvd_hetero.tools.report.terminal import write_worth as write
+
+    console = printer()
+    console.print(f"{worth.workers} workers, {described.global_batch} samples a round, under lb-bsp.")
+    write(console, worth, prices)
+
+
+def write_worth_json(described: Description, worth: Worth, prices: Sequence[float]) -> None:
+    """Print the same figures as JSON."""
+    document = {"global_batch": described.global_batch, **asdict(worth), "prices": list(prices)}
     sys.stdout.write(json.dumps(document, indent=1) + "\n")
 
 

@@ -22,6 +22,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-replay", action="store_true", help="do not simulate other splits, which takes most of the time"
     )
+    parser.add_argument(
+        "--prices",
+        metavar="RANK=PRICE,…",
+        help='what each rank costs per hour: "0=2.40,1=0.80"; also samples for the money',
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -33,11 +38,13 @@ def run(args: argparse.Namespace) -> int:
 
     if args.page is not None and args.no_page:
         raise ValueError("give either --page FILE.html or --no-page, not both")
+    if args.prices is not None and args.no_replay:
+        raise ValueError("--prices needs the replay of the run; leave --no-replay out")
     page = args.page or args.run_file.with_suffix(".html")
     if not args.no_page:
         check_page(page)
     files = [args.run_file] if args.other_file is None else [args.run_file, args.other_file]
-    reports = make_reports(files, replayed=not args.no_replay)
+    reports = make_reports(files, replayed=not args.no_replay, prices=args.prices)
     console = printer()
     if console.width < _LEAST_WIDTH:
         console = printer(width=_LEAST_WIDTH)

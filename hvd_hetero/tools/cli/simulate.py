@@ -43,6 +43,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--replace", action="append", default=[], metavar="WORKER:OTHER", help='"2: 0" or "2: samples_per_s = 400"'
     )
     parser.add_argument("--network", metavar="SETTINGS", help='another: "bandwidth_mbps = 1000, message_mb = 50"')
+    parser.add_argument(
+        "--worth", action="store_true", help="what each worker is worth: with and without it, by lb-bsp"
+    )
+    parser.add_argument("--prices", metavar="WORKER=PRICE,…", help='with --worth: per hour, "0=2.40,1=0.80"')
     parser.add_argument("--seed", type=int, metavar="N", help="seed of all random draws; replaces the described one")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="also draw a picture (needs matplotlib)")
@@ -59,11 +63,14 @@ def run(args: argparse.Namespace) -> int:
             "give either a description of a cluster or --from RUN.jsonl, and not both; "
             "docs/simulation.md shows a description"
         )
+    _check_question(args)
     if args.plot is not None:
         from hvd_hetero.tools.simulation.figure import check_picture
 
         check_picture(args.plot)
     described, recorded = _described(args)
+    if args.worth:
+        return _tell_worth(args, described, recorded)
     with _progress(args.quiet or args.json) as progress:
         found = compare_between(described, progress)
     outcomes = [outcome for outcome, _ in found]
@@ -73,6 +80,32 @@ def run(args: argparse.Namespace) -> int:
         write_table(described, recorded, outcomes)
     if args.plot is not None:
         draw(args.plot, found, described)
+    return 0
+
+
+def _check_question(args: argparse.Namespace) -> None:
+    """Raise if ``--worth`` is asked together with another question, or ``--prices`` without it."""
+    if args.prices is not None and not args.worth:
+        raise ValueError("--prices goes with --worth; add --worth, or leave --prices out")
+    asked = {f"--{name}": getattr(args, name) for name in ("drop", "add", "replace", "network", "policies", "plot")}
+    if args.worth and (others := [option for option, value in asked.items() if value]):
+        raise ValueError(
+            f"--worth asks about the workers as they are, under lb-bsp, and goes without {others[0]}; ask one question "
+            "a call"
+        )
+
+
+def _tell_worth(args: argparse.Namespace, described: Description, recorded: Replay | None) -> int:
+    from hvd_hetero.tools.cli.comparison import write_worth, write_worth_json
+    from hvd_hetero.tools.simulation.worth import prices_of, worth_of_cluster, worth_of_run
+
+    prices = () if args.prices is None else prices_of(args.prices, len(described.cluster.workers))
+    if recorded is not None:
+        worth = worth_of_run(recorded, described.global_batch)
+    else:
+        with _progress(args.quiet or args.json) as progress:
+            worth = worth_of_cluster(described, progress)
+    (write_worth_json if args.json else write_worth)(described, worth, prices)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""The speeds that equal batches, the best split and LB-BSP would have had on the machines of a recorded run.
+"""The speeds of equal batches, the best split, LB-BSP, and fewer ranks, on the machines of a recorded run.
 
 The run is replayed in simulated time, as ``hvd-hetero simulate --from`` does it; ``simulation.replay`` lists the
 assumptions. The best split is the one to choose if a round's speeds were known before it began; with
@@ -19,6 +19,7 @@ from hvd_hetero.telemetry.run import Run
 from hvd_hetero.tools.simulation.compare import WARM_UP, Outcome, compare_between
 from hvd_hetero.tools.simulation.description import check, recorded_description
 from hvd_hetero.tools.simulation.schemes import choose
+from hvd_hetero.tools.simulation.worth import Worth, worth_of_run
 
 __all__ = ["Alternative", "Alternatives", "alternatives"]
 
@@ -56,6 +57,8 @@ class Alternatives:
     rounds: int
     """Number of replayed rounds."""
     each: tuple[Alternative, ...]
+    worth: Worth | None = None
+    """What each rank is worth on the replayed machines."""
 
     def of(self, name: str) -> Alternative | None:
         """Return the alternative of this name."""
@@ -77,7 +80,10 @@ def alternatives(run: Run) -> Alternatives:
     measured = float(samples[counts].sum() / part.elapsed_s[kept][counts].sum())
     each = tuple(_alternative(outcome, measured) for outcome in found)
     return Alternatives(
-        measured, machines.rounds, tuple(sorted(each, key=lambda one: [*_NAMES.values()].index(one.name)))
+        measured,
+        machines.rounds,
+        tuple(sorted(each, key=lambda one: [*_NAMES.values()].index(one.name))),
+        worth_of_run(machines, part.global_batch),
     )
 
 

@@ -17,6 +17,7 @@ from hvd_hetero.tools.report.figures import Figures, figures
 from hvd_hetero.tools.report.verdict import Verdict, verdict
 from hvd_hetero.tools.report.words import named_ranks
 from hvd_hetero.tools.report.work import LONGEST_ROUND_S, impossible
+from hvd_hetero.tools.simulation.worth import Worth, prices_of
 
 __all__ = ["Report", "make_reports", "report_of"]
 
@@ -35,10 +36,17 @@ class Report:
     verdict: Verdict
     notes: Sequence[str]
     """What samples cost, if not all the same, and what is missing from the run."""
+    prices: Sequence[float] = ()
+    """What each rank costs per hour; empty: not known."""
+
+    @property
+    def worth(self) -> Worth | None:
+        """What each rank is worth; None if the run was not replayed."""
+        return None if self.figures.alternatives is None else self.figures.alternatives.worth
 
 
-def make_reports(paths: Sequence[Path], *, replayed: bool = True) -> list[Report]:
-    """Read files of different runs and report on each."""
+def make_reports(paths: Sequence[Path], *, replayed: bool = True, prices: str | None = None) -> list[Report]:
+    """Read files of different runs and report on each; ``prices`` as `prices_of` reads them."""
     read = [read_run(path) for path in paths]
     files = [path.resolve() for path in paths]
     for i, path in enumerate(paths):
@@ -47,12 +55,13 @@ def make_reports(paths: Sequence[Path], *, replayed: bool = True) -> list[Report
                 raise ValueError(
                     f"{named(paths[j])} and {named(path)} must be of two runs, and are one file; name it once"
                 )
-    return [_report(*each, replayed=replayed) for each in zip(read, paths, _names(paths), strict=True)]
+    return [_report(*each, replayed=replayed, prices=prices) for each in zip(read, paths, _names(paths), strict=True)]
 
 
-def _report(run: Run, path: Path, name: str, *, replayed: bool) -> Report:
+def _report(run: Run, path: Path, name: str, *, replayed: bool, prices: str | None) -> Report:
     try:
-        return report_of(run, name, replayed=replayed)
+        each = () if prices is None else prices_of(prices, run.workers)
+        return replace(report_of(run, name, replayed=replayed), prices=each)
     except ValueError as error:
         raise ValueError(f"{named(path)}: {error}") from None
 

@@ -31,6 +31,7 @@ from hvd_hetero.tools.report.tables import (
 )
 from hvd_hetero.tools.report.verdict import comparison
 from hvd_hetero.tools.report.words import duration, number, percent
+from hvd_hetero.tools.report.worth_words import worth_sentences, worth_table
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -92,7 +93,7 @@ def _compared(reports: Sequence[Report]) -> dict[str, Any]:
 
 
 def _shown(report: Report, scales: Scales) -> dict[str, Any]:
-    found = report.figures
+    found, worth = report.figures, report.worth
     return {
         "name": report.name,
         "facts": facts(found),
@@ -105,6 +106,8 @@ def _shown(report: Report, scales: Scales) -> dict[str, Any]:
         "causes": causes_table(report),
         "alternatives": alternatives_table(found),
         "replayed": replay_note(found),
+        "worth": worth and worth_table(worth, report.prices),
+        "worth_told": " ".join(worth_sentences(worth, report.prices)) if worth else f"Unknown: {found.no_alternatives}",
         "changes": changes_table(found),
         "changes_left_out": found.changes_left_out,
         "pictures": pictures(found, scales),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -12,11 +11,11 @@ import numpy.typing as npt
 from hvd_hetero.tools.report.attribution import kinds_of
 from hvd_hetero.tools.report.figures import Figures, RankFigures
 from hvd_hetero.tools.report.made import Report
+from hvd_hetero.tools.report.table import Table
 from hvd_hetero.tools.report.words import UNKNOWN, duration, listed, number, percent, percents
 
 __all__ = [
     "MOST_RANKS",
-    "Table",
     "alternatives_table",
     "causes_table",
     "changes_table",
@@ -33,20 +32,6 @@ _WORST = 10
 _NAMED = 4
 _WORTH_A_WORD = 0.02
 _QUANTILES = {"least": 0.0, "a tenth below": 0.1, "half below": 0.5, "nine tenths below": 0.9, "most": 1.0}
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """Rows of text under headings. The first column is on the left, the others are figures."""
-
-    headings: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    bars: dict[int, list[float]] = field(default_factory=dict)
-    """For a column, the share of each row that a bar shows."""
-    spare: frozenset[int] = frozenset()
-    """Columns that a narrow screen leaves out."""
-    words: frozenset[int] = frozenset()
-    """Columns of words, besides the first."""
 
 
 def kinds_table(found: Figures) -> Table:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from hvd_hetero.tools.report.made import Report
 from hvd_hetero.tools.report.page import facts, replay_note, tiles
+from hvd_hetero.tools.report.table import Table
 from hvd_hetero.tools.report.tables import (
     MOST_RANKS,
-    Table,
     alternatives_table,
     causes_table,
     changes_table,
@@ -19,11 +19,14 @@ from hvd_hetero.tools.report.tables import (
     spread_table,
 )
 from hvd_hetero.tools.report.verdict import comparison
+from hvd_hetero.tools.report.worth_words import worth_sentences, worth_table
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["write_summary"]
+    from hvd_hetero.tools.simulation.worth import Worth
+
+__all__ = ["write_summary", "write_worth"]
 
 _CAUSES, _CHANGES = 4, 8
 _FULL_WIDTH = 110  # a narrower terminal goes without the spare columns, as a phone does
@@ -65,12 +68,22 @@ def _write(console: Console, report: Report) -> None:
     if found.alternatives is not None:
         _table(console, alternatives_table(found))
     console.print(Text(replay_note(found), style="dim"))
+    if (worth := report.worth) is not None:
+        write_worth(console, worth, report.prices)
     if found.changes:
         changes = changes_table(found)
         _table(console, Table(changes.headings, changes.rows[:_CHANGES], words=changes.words))
         if (more := len(changes.rows) - _CHANGES + found.changes_left_out) > 0:
             console.print(Text(f"{more} more change{'s' if more > 1 else ''}.", style="dim"))
     console.print()
+
+
+def write_worth(console: Console, worth: Worth, prices: Sequence[float] = ()) -> None:
+    """Print what each rank is worth."""
+    from rich.text import Text
+
+    _table(console, worth_table(worth, prices))
+    console.print(Text(" ".join(worth_sentences(worth, prices))))
 
 
 def _table(console: Console, shown: Table) -> None:

@@ -24,6 +24,7 @@ from hvd_hetero.tools.report.attribution import kinds_of
 from hvd_hetero.tools.report.causes import KINDS, LEAST, LEAST_UNEXPLAINED
 from hvd_hetero.tools.report.figures import Figures
 from hvd_hetero.tools.report.words import named_ranks, percent
+from hvd_hetero.tools.report.worth_words import leave_out
 
 if TYPE_CHECKING:
     from hvd_hetero.tools.report.causes import Cause
@@ -187,18 +188,22 @@ def _late(found: Figures, late: list[int], causes: Sequence[Cause | None], of_al
 
 
 def _gain(found: Figures) -> list[str]:
-    """Return what LB-BSP would gain, as the replay of the run estimates it, if that is worth a word."""
-    if found.alternatives is None or found.policy == "lb-bsp":
+    """Return what LB-BSP would gain, and fewer ranks, as the replay of the run estimates it, if worth a word."""
+    if found.alternatives is None:
         return []
+    without = leave_out(found.alternatives.worth) if found.alternatives.worth is not None else ""
+    fewer = [without] if without else []
+    if found.policy == "lb-bsp":
+        return fewer
     balanced, rate = found.alternatives.of("lb-bsp"), found.alternatives.samples_per_s
     if balanced is None or balanced.least < _LEAST_GAIN * rate:
-        return []
+        return fewer
     least, most = f"{balanced.least / rate:.2f}", f"{balanced.most / rate:.2f}"
     if balanced.most > _NARROW * balanced.least:
         how = f"at least {least} times"
     else:
         how = f"about {least} times" if least == most else f"about {least} to {most} times"
-    return [f'policy="lb-bsp" would be {how} as fast on these machines.']
+    return [f'policy="lb-bsp" would be {how} as fast on these machines.', *fewer]
 
 
 def _input(found: Figures) -> Verdict:

@@ -19,7 +19,7 @@ from hvd_hetero.tools.simulation.schemes import SchemeChoice
 from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
 from hvd_hetero.topology.mixing import ALLREDUCE
 
-__all__ = ["WARM_UP", "Outcome", "compare", "compare_between"]
+__all__ = ["WARM_UP", "Outcome", "compare", "compare_between", "run_scheme", "settled"]
 
 _BLOCKS = 10  # of two rounds at least, for the standard error of a ratio; arbitrary
 WARM_UP = 0.1  # of the samples: predictors and allocations settle in them; arbitrary; rates leave them out
@@ -68,7 +68,7 @@ def compare(
     schemes = [reference for reference in references if reference.label not in labels] + asked
     found: list[tuple[Outcome, Simulated]] = []
     for scheme in schemes:
-        result = _simulate(described, scheme, progress)
+        result = run_scheme(described, scheme, progress)
         found.append((_outcome(scheme.label, result), result))
     rates = {outcome.scheme: outcome.samples_per_s for outcome, _ in found}
     bsp = next(result for outcome, result in found if outcome.scheme == "bsp")
@@ -116,7 +116,8 @@ def _ranged(outcomes: Sequence[Outcome], rate_error: float) -> Outcome:
     return replace(outcomes[0], between=between, error=outcomes[0].error + max(abs(r - ratios[0]) for r in ratios))
 
 
-def _simulate(described: Description, scheme: SchemeChoice, progress: Callable[[str, float], None]) -> Simulated:
+def run_scheme(described: Description, scheme: SchemeChoice, progress: Callable[[str, float], None]) -> Simulated:
+    """Train by one scheme on all described samples."""
     cluster, seed = described.cluster, described.cluster.seed
     wanted = described.rounds * described.global_batch
     data = WholeRounds(described.dataset, shuffle=True, seed=seed) if described.dataset else None
@@ -132,9 +133,14 @@ def _simulate(described: Description, scheme: SchemeChoice, progress: Callable[[
     return rounds.result
 
 
-def _outcome(label: str, result: Simulated) -> Outcome:
+def settled(result: Simulated) -> int:
+    """Return the first round that counts."""
     samples = np.cumsum(result.samples)
-    skip = int(np.searchsorted(samples, WARM_UP * samples[-1]))
+    return int(np.searchsorted(samples, WARM_UP * samples[-1]))
+
+
+def _outcome(label: str, result: Simulated) -> Outcome:
+    skip = settled(result)
     return Outcome(
         label, result.rate(skip), result.waiting_share(skip), result.transfer_share(skip), result.round_s(skip)
     )

@@ -77,7 +77,8 @@ WARM_UP_ROUNDS = 5  # arbitrary; the first rounds of a real job pay for buffers,
 class Replay:
     """The cluster of a run."""
 
-    policy: str
+    run: Run
+    """The record."""
     cluster: Cluster
     rounds: int
     """Rounds that were usable."""
@@ -154,9 +155,7 @@ def replay(run: Run) -> Replay:
     slopes_s, intercepts_s = np.array([(w.compute.slope_s, w.compute.intercept_s) for w in likely.workers]).T
     ranks_s = run.samples[keep] * slopes_s + cut[keep] * intercepts_s
     luck = rate_error(run.elapsed_s[keep], ranks_s.max(axis=1) + np.median(likely.network.recorded_s))
-    return Replay(
-        run.policy, likely, len(keep), full_rounds, measured, dataset, extremes, fixed_s, tuple(keep.tolist()), luck
-    )
+    return Replay(run, likely, len(keep), full_rounds, measured, dataset, extremes, fixed_s, tuple(keep.tolist()), luck)
 
 
 def _samples_of(run: Run, epoch: NDArray[np.bool_]) -> int:

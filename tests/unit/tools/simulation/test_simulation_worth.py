@@ -1,0 +1,274 @@
+"""What each worker is worth, foretold from a record, against the same machines simulated without it."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from report_runs import record
+
+from hvd_hetero.policies import BSP, LBBSP
+from hvd_hetero.telemetry import read_run
+from hvd_hetero.tools.cli import main
+from hvd_hetero.tools.report.made import report_of
+from hvd_hetero.tools.report.words import UNKNOWN
+from hvd_hetero.tools.report.worth_words import leave_out, worth_sentences, worth_table
+from hvd_hetero.tools.simulation import Cluster, Compute, Jitter, Network, Worker, simulate
+from hvd_hetero.tools.simulation.replay import replay
+from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
+from hvd_hetero.tools.simulation.worth import Rate, Without, Worth, prices_of, worth_of_run
+
+BATCH = 96
+ROUNDS = 150
+
+
+def cluster_of(speeds, *, fixed_s=0.005, network=None, jitter=0.02, links=()) -> Cluster:
+    links = links or [None] * len(speeds)
+    variation = (Jitter("round", jitter),) if jitter else ()
+    workers = (
+        Worker(Compute.at_speed(v, fixed_s), variation=variation, bandwidth=link)
+        for v, link in zip(speeds, links, strict=True)
+    )
+    return Cluster(tuple(workers), network or Network(), seed=3)
+
+
+def without(cluster: Cluster, worker: int) -> Cluster:
+    return replace(cluster, workers=tuple(w for i, w in enumerate(cluster.workers) if i != worker))
+
+
+def really(cluster: Cluster) -> float:
+    """Samples per second of LB-BSP on these machines, once it has settled."""
+    return simulate(cluster, LBBSP(), BATCH, ROUNDS).rate(50)
+
+
+def foretold(path, cluster: Cluster, policy) -> Worth:
+    record(path, cluster, policy, BATCH, ROUNDS, data=WholeRounds(10 * BATCH + BATCH // 3, shuffle=True, seed=0))
+    return worth_of_run(replay(read_run(path)), BATCH)
+
+
+@pytest.mark.parametrize("policy", [BSP, LBBSP])
+@pytest.mark.parametrize("speeds", [(800, 400), (800, 80), (800, 8), (800, 600, 300), (800, 700, 9, 400)])
+def test_the_rate_without_a_worker_is_what_happens_without_it(tmp_path, speeds, policy):
+    """In the interval, and within 5 %: for each worker that leaves, and for all of them."""
+    cluster = cluster_of(speeds)
+    worth = foretold(tmp_path / "run.jsonl", cluster, policy())
+    assert worth.all.likely == pytest.approx(really(cluster), rel=0.05)
+    for each in worth.each:
+        truth = really(without(cluster, each.worker))
+        assert each.rate.least <= truth <= each.rate.most, each
+        assert each.rate.likely == pytest.approx(truth, rel=0.05)
+        assert each.times.likely == pytest.approx(each.rate.likely / worth.all.likely, rel=1e-9)
+
+
+def test_workers_come_in_order_and_the_one_that_hurts_is_named(tmp_path):
+    """One sample of a worker at a hundredth takes as long as twice the round of the others."""
+    worth = foretold(tmp_path / "run.jsonl", cluster_of((800, 4, 400)), LBBSP())
+    assert [each.worker for each in worth.each] == [0, 2, 1]
+    assert leave_out(worth).startswith("Leave out rank 1: ")
+    assert worth_sentences(worth)[0] == leave_out(worth)
+    equal = foretold(tmp_path / "equal.jsonl", cluster_of((400, 400, 400)), LBBSP())
+    assert leave_out(equal) == ""
+    assert worth_sentences(equal)[0] == "Every rank is worth its place."
+    assert equal.times_fastest.likely == pytest.approx(0.245 / 0.085, rel=0.03)  # 96 and 32 samples, and 5 ms
+
+
+def test_a_transfer_of_fewer_workers_is_a_range_that_holds_alike_links_and_a_slow_one(tmp_path):
+    """On alike links the likely figure is near; where the slow link leaves, the truth is near the upper end."""
+    network = Network(latency_s=1e-3, message_bytes=4e6, bandwidth=1e8)
+    alike = cluster_of((800, 600, 400), network=network)
+    slow = cluster_of((800, 600, 400), network=network, links=(1e8, 1e8, 2e7))
+    for cluster, name in ((alike, "alike"), (slow, "slow")):
+        worth = foretold(tmp_path / f"{name}.jsonl", cluster, LBBSP())
+        assert worth.transfer_open
+        assert any("how long fewer ranks take for a transfer" in told for told in worth_sentences(worth))
+        each = next(one for one in worth.each if one.worker == 2)
+        truth = really(without(cluster, 2))
+        assert each.rate.least <= truth <= each.rate.most
+        if cluster is alike:
+            assert each.rate.likely == pytest.approx(truth, rel=0.05)
+        else:
+            assert truth > each.rate.likely
+    pair = foretold(tmp_path / "pair.jsonl", without(slow, 0), LBBSP())
+    assert not pair.transfer_open, "a rank alone sends nothing"
+
+
+def test_a_record_of_one_batch_size_leaves_the_fixed_cost_open(tmp_path):
+    cluster = cluster_of((800, 100), fixed_s=0.03)
+    record(tmp_path / "run.jsonl", cluster, BSP(), BATCH, ROUNDS)
+    worth = worth_of_run(replay(read_run(tmp_path / "run.jsonl")), BATCH)
+    assert worth.fixed_open
+    assert any("what a micro-batch costs besides its samples" in told for told in worth_sentences(worth))
+    for each in worth.each:
+        assert each.rate.least <= really(without(cluster, each.worker)) <= each.rate.most
+
+
+def test_of_many_workers_the_slowest_are_asked_about(tmp_path):
+    cluster = cluster_of([400 + 20 * i for i in range(20)], jitter=0)
+    record(tmp_path / "run.jsonl", cluster, BSP(), 100, 30)
+    worth = worth_of_run(replay(read_run(tmp_path / "run.jsonl")), 100)
+    assert sorted(each.worker for each in worth.each) == list(range(10))
+    assert "Of 20 ranks, the 10 slowest were asked about." in worth_sentences(worth)
+
+
+def some_worth() -> Worth:
+    """Rank 1 costs half of what rank 0 does, and adds a quarter."""
+    rates = {1: (1000, 900, 1100), 0: (300, 250, 350)}
+    each = tuple(Without(w, Rate(*rates[w]), Rate(*(r / 1250 for r in rates[w]))) for w in (0, 1))
+    return Worth(2, Rate(1250, 1200, 1300), each, 0, Rate(1.25, 1.1, 1.4))
+
+
+def test_prices_tell_the_samples_of_the_money():
+    """3 an hour for all, 1250 samples a second: 1.5 million for 1. Without rank 1, 2 an hour and 1000: 1.8 million."""
+    table = worth_table(some_worth(), (2.0, 1.0))
+    assert table.headings[-1] == "samples per 1 paid"
+    assert [(row[0], row[-1]) for row in table.rows] == [
+        ("none", "1,500,000"), ("rank 0", "1,080,000"), ("rank 1", "1,800,000"),
+    ]  # fmt: skip
+    told = worth_sentences(some_worth(), (2.0, 1.0))
+    assert "For the money, leaving out rank 1 does the most: 1.20 times as much." in told
+    assert "For the money, all ranks together do the most." in worth_sentences(some_worth(), (1.0, 0.0))
+    assert worth_table(some_worth(), (1.0, 0.0)).rows[1][-1] == UNKNOWN, "no end of samples for nothing"
+
+
+def test_a_rank_that_may_hurt_is_said_to_be_open():
+    worth = some_worth()
+    open_one = replace(worth.each[1], times=Rate(1.02, 0.98, 1.09))
+    told = worth_sentences(replace(worth, each=(worth.each[0], open_one)))
+    assert told[0] == (
+        "Rank 1 may or may not be worth its place: without it, 2 % faster (2 % slower to 9 % faster). One minute "
+        "without it tells."
+    )
+    sure = replace(worth.each[1], times=Rate(1.06, 1.04, 1.08))
+    assert leave_out(replace(worth, each=(worth.each[0], sure))) == "Leave out rank 1: 6 % faster (4 to 8 %)."
+    many = replace(worth.each[1], times=Rate(12.0, 11.0, 13.0))
+    assert leave_out(replace(worth, each=(many,))) == "Leave out rank 1: 12 times as fast (11 to 13)."
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "--prices must name ranks from 0 to 1, got ''; write --prices 0=0.80,1=0.80"),
+        ("0=1,2=1", "--prices must name ranks from 0 to 1, got '2=1'; write --prices 0=0.80,1=0.80"),
+        ("0=1,-1=1", "--prices must name ranks from 0 to 1, got '-1=1'"),
+        ("0=1,²=1", "--prices must name ranks from 0 to 1"),
+        ("0=1,0=2,1=1", "--prices names rank 0 twice; leave one of them out"),
+        ("0=1,00=2,1=1", "--prices names rank 0 twice"),
+        ("0=1,1=-2", "--prices must be numbers of at least 0 per hour, got '1=-2'"),
+        ("0=1,1=nan", "--prices must be numbers of at least 0 per hour"),
+        ("0=1,1=inf", "--prices must be numbers of at least 0 per hour"),
+        ("0=1,1=", "--prices must be numbers of at least 0 per hour"),
+        ("0=1", "--prices must name every rank, and rank 1 has none; add 1=… (0 if it is free)"),
+        ("0=0,1=0", "--prices must be above 0 for some rank, got 0 for all; leave --prices out"),
+    ],
+)
+def test_wrong_prices_are_one_line_that_says_what_to_write(text, said):
+    with pytest.raises(ValueError, match="^" + re.escape(said)) as raised:
+        prices_of(text, 2)
+    assert "\n" not in str(raised.value)
+
+
+DESCRIBED = """
+[training]
+global_batch = 96
+rounds = 120
+[[workers]]
+samples_per_s = 800
+fixed_ms = 5
+variation = [{ kind = "jitter", sigma = 0.02 }]
+[[workers]]
+samples_per_s = 400
+fixed_ms = 5
+variation = [{ kind = "jitter", sigma = 0.02 }]
+[[workers]]
+samples_per_s = 8
+fixed_ms = 5
+"""
+
+
+@pytest.fixture
+def described(tmp_path):
+    path = tmp_path / "cluster.toml"
+    path.write_text(DESCRIBED)
+    return path
+
+
+def asked(capsys, *arguments) -> dict:
+    assert main(["simulate", *map(str, arguments), "--worth", "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_described_cluster_and_a_record_of_it_tell_the_same(described, tmp_path, capsys):
+    """Each worker's rate within 6 %, and the order."""
+    foretold(tmp_path / "run.jsonl", cluster_of((800, 400, 8)), LBBSP())
+    one, other = asked(capsys, described), asked(capsys, "--from", tmp_path / "run.jsonl")
+    assert [each["worker"] for each in one["each"]] == [each["worker"] for each in other["each"]] == [0, 1, 2]
+    rates = [[each["rate"]["likely"] for each in found["each"]] for found in (one, other)]
+    assert rates[0] == pytest.approx(rates[1], rel=0.06)
+
+
+def test_the_command_prints_the_table_of_a_report(described, capsys):
+    assert main(["simulate", str(described), "--worth", "--prices", "0=2,1=1,2=1", "--quiet"]) == 0
+    out = capsys.readouterr().out
+    words = " ".join(out.split())
+    assert "3 workers, 96 samples a round, under lb-bsp." in out
+    assert "Leave out rank 2: " in words
+    assert "For the money, leaving out rank 2 does the most" in words
+    assert re.findall(r"^ *rank (\d) +\d", out, re.MULTILINE) == ["0", "1", "2"], "in order"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            ["--worth", "--drop", "1"],
+            "--worth asks about the workers as they are, under lb-bsp, and goes without --drop",
+        ),
+        (["--worth", "--policies", "bsp"], "goes without --policies; ask one question a call"),
+        (["--prices", "0=1"], "--prices goes with --worth; add --worth, or leave --prices out"),
+        (["--worth", "--prices", "0=1"], "--prices must name every rank, and rank 1 has none"),
+    ],
+)
+def test_two_questions_in_one_call_are_refused(described, capsys, options, said):
+    assert main(["simulate", str(described), *options]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_a_single_worker_is_not_asked_about(tmp_path, capsys):
+    path = tmp_path / "one.toml"
+    path.write_text("[training]\nglobal_batch = 8\n[[workers]]\nsamples_per_s = 8\n")
+    assert main(["simulate", str(path), "--worth"]) == 2
+    assert "a single worker is worth all that is done; describe or record two at least" in capsys.readouterr().err
+
+
+def test_a_report_tells_what_each_rank_is_worth(tmp_path, capsys):
+    """In the verdict, in the terminal and on the page; and for the money."""
+    path = tmp_path / "run.jsonl"
+    record(path, cluster_of((800, 400, 8)), LBBSP(), BATCH, 80)
+    assert main(["report", str(path), "--prices", "0=2,1=1,2=1"]) == 0
+    out = capsys.readouterr().out
+    page = path.with_suffix(".html").read_text()
+    assert "Leave out rank 2: " in report_of(read_run(path), "run").verdict.next
+    for shown in (out, page):
+        assert "samples per 1 paid" in shown
+        assert "All ranks together do" in " ".join(shown.split())
+    assert "What each rank is worth" in page
+    assert main(["report", str(path), "--prices", "0=2,5=1"]) == 2
+    assert "run.jsonl: --prices must name ranks from 0 to 2, got '5=1'" in capsys.readouterr().err
+    assert main(["report", str(path), "--prices", "0=2,1=1,2=1", "--no-replay"]) == 2
+    assert "--prices needs the replay of the run; leave --no-replay out" in capsys.readouterr().err
+
+
+def test_a_worker_that_runs_out_of_memory_does_its_share_in_parts(tmp_path):
+    """Alone, rank 0 does 96 samples in 4 micro-batches of 24, each with 20 ms besides."""
+    cluster = cluster_of((800, 800), fixed_s=0.02, jitter=0)
+    record(tmp_path / "run.jsonl", cluster, BSP(), BATCH, 60, data=WholeRounds(1000, shuffle=True, seed=0))
+    run = read_run(tmp_path / "run.jsonl")
+    limited = replace(run, limit=np.full_like(run.limit, 24))
+    unlimited, parts = (worth_of_run(replay(each), BATCH).each[0].rate for each in (run, limited))
+    assert unlimited.likely == pytest.approx(96 / (0.12 + 0.02), rel=0.03)
+    assert parts.likely == pytest.approx(96 / (0.12 + 4 * 0.02), rel=0.03)
