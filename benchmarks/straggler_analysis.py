@@ -43,6 +43,21 @@ from hvd_hetero.tools.report.figures import Figures, figures
 TRACES = ("AR", "ST", "SE")
 COMPUTING = ("forward-compute", "backward-compute")
 
+WHY = """\
+Where the definitions differ:
+
+- Their ideal gives each operation the mean time of its kind, and keeps the order of a pipeline. Ours lets ranks do each
+  other's samples, each at its speed, which is sooner than the mean.
+- One slow worker (AR) holds up its whole pipeline. As pipelines, the mean counts that whole pipeline as slow, and
+  theirs only the worker: our ideal is longer, and the slowdown smaller. As workers, what waits inside of a pipeline
+  does not count as work, and the slowdown is larger.
+- A long stage (ST) is in all pipelines alike, so pipelines do not wait for each other. As workers, sharing it out would
+  gain all of the difference. In their replay it gains less: a pipeline's first and last micro-batches pass through all
+  stages one after the other, whatever is shared out.
+- Sequences of unequal length (SE) make pipelines wait for each other, and stages inside of each. Pipelines show the
+  first part only; theirs is both.
+"""
+
 Floats = NDArray[np.float64]
 
 
@@ -157,6 +172,8 @@ def main() -> int:
             *rows,
             "",
             *notes,
+            "",
+            WHY,
         ]
     )
     print(text)
