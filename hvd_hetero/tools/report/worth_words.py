@@ -14,6 +14,7 @@ __all__ = ["leave_out", "worth_sentences", "worth_table"]
 _NOTABLE = 0.01  # of the speed; less is no reason to leave a rank out
 _CHEAPER = 1.02
 _MANY = 2.0  # times as fast, and no percentage
+_UNSEEN = 0.005  # of the speed: it would be rounded to 0 %
 
 
 def worth_table(worth: Worth, prices: Sequence[float] = ()) -> Table:
@@ -28,7 +29,8 @@ def worth_table(worth: Worth, prices: Sequence[float] = ()) -> Table:
         bought = [_bought(worth.all, prices), *(_bought(w.rate, prices, w.worker) for w in worth.each)]
         rows = [(*row, number(amount)) for row, amount in zip(rows, bought, strict=True)]
     most = max(rate.likely for _, rate, _ in lines)
-    return Table(headings, tuple(rows), {1: [rate.likely / most for _, rate, _ in lines]})
+    narrow = frozenset({3}) if prices else frozenset()  # what a phone goes without: the money is wanted more
+    return Table(headings, tuple(rows), {1: [rate.likely / most for _, rate, _ in lines]}, spare=narrow)
 
 
 def leave_out(worth: Worth) -> str:
@@ -93,7 +95,7 @@ def _bought(rate: Rate, prices: Sequence[float], without: int | None = None) -> 
 
 def _gain(times: Rate) -> str:
     """Return by how much it is faster, or slower: "6 % faster (4 to 8 %)"."""
-    if times.likely >= _MANY:
+    if times.most >= _MANY:
         return f"{times.likely:.3g} times as fast ({times.least:.3g} to {times.most:.3g})"
     least, most = _change(times.least), _change(times.most)
     if times.least >= 1.0:
@@ -102,4 +104,6 @@ def _gain(times: Rate) -> str:
 
 
 def _change(times: float) -> str:
+    if abs(times - 1.0) < _UNSEEN:
+        return "as fast"
     return f"{abs(times - 1.0) * 100:.0f} % {'faster' if times >= 1.0 else 'slower'}"

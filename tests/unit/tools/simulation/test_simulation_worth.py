@@ -145,6 +145,8 @@ def test_a_rank_that_may_hurt_is_said_to_be_open():
     assert leave_out(replace(worth, each=(worth.each[0], sure))) == "Leave out rank 1: 6 % faster (4 to 8 %)."
     many = replace(worth.each[1], times=Rate(12.0, 11.0, 13.0))
     assert leave_out(replace(worth, each=(many,))) == "Leave out rank 1: 12 times as fast (11 to 13)."
+    alike = replace(worth.each[1], times=Rate(1.001, 0.98, 1.04))
+    assert "without it, as fast (2 % slower to 4 % faster)" in worth_sentences(replace(worth, each=(alike,)))[0]
 
 
 @pytest.mark.parametrize(
