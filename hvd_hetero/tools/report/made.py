@@ -61,7 +61,10 @@ def make_reports(paths: Sequence[Path], *, replayed: bool = True, prices: str | 
 def _report(run: Run, path: Path, name: str, *, replayed: bool, prices: str | None) -> Report:
     try:
         each = () if prices is None else prices_of(prices, run.workers)
-        return replace(report_of(run, name, replayed=replayed), prices=each)
+        report = replace(report_of(run, name, replayed=replayed), prices=each)
+        if prices is not None and report.worth is None:
+            raise ValueError(f"--prices needs a run that can be replayed, and {report.figures.no_alternatives}")
+        return report
     except ValueError as error:
         raise ValueError(f"{named(path)}: {error}") from None
 

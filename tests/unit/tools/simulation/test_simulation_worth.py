@@ -265,6 +265,28 @@ def test_a_report_tells_what_each_rank_is_worth(tmp_path, capsys):
     assert "--prices needs the replay of the run; leave --no-replay out" in capsys.readouterr().err
 
 
+def test_prices_of_a_record_without_the_times_it_needs_are_refused(tmp_path, capsys):
+    path = tmp_path / "run.jsonl"
+    record(path, cluster_of((800, 400)), LBBSP(), BATCH, 6)
+    assert main(["report", str(path), "--prices", "0=2,1=1"]) == 2
+    error = capsys.readouterr().err
+    assert "--prices needs a run that can be replayed, and the run must hold at least 2 rounds after" in error
+    assert error.count("\n") == 1
+    assert main(["simulate", "--from", str(path), "--worth"]) == 2
+    assert "record a longer one" in capsys.readouterr().err
+    assert main(["report", str(path), "--no-page"]) == 0, "without prices the rest of the report is made"
+
+
+def test_without_known_waits_all_that_is_not_computing_may_be_the_transfer(tmp_path):
+    cluster = cluster_of((800, 600, 400), network=Network(latency_s=5e-3))
+    record(tmp_path / "run.jsonl", cluster, LBBSP(), BATCH, ROUNDS)
+    run = read_run(tmp_path / "run.jsonl")
+    unknown = worth_of_run(replay(replace(run, wait_s=np.full_like(run.wait_s, np.nan))), BATCH)
+    assert unknown.transfer_open
+    for each in unknown.each:
+        assert each.rate.least <= really(without(cluster, each.worker)) <= each.rate.most
+
+
 def test_a_worker_that_runs_out_of_memory_does_its_share_in_parts(tmp_path):
     """Alone, rank 0 does 96 samples in 4 micro-batches of 24, each with 20 ms besides."""
     cluster = cluster_of((800, 800), fixed_s=0.02, jitter=0)
