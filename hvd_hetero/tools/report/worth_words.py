@@ -68,10 +68,8 @@ def worth_sentences(worth: Worth, prices: Sequence[float] = ()) -> list[str]:
         )
     if worth.fixed_open:
         told.append(
-            "Nor does it tell what a micro-batch costs besides its samples. Epochs that end with a short round do."
-            if worth.transfer_open
-            else "The record does not tell what a micro-batch costs besides its samples. Epochs that end with a short "
-            "round do."
+            "The record does not tell what a micro-batch costs besides its samples. Epochs that end with a short round "
+            "do."
         )
     return told
 
