@@ -57,8 +57,8 @@ __all__ = ["WEIGHS_NOTHING", "Balancer"]
 logger = logging.getLogger(__name__)
 
 WEIGHS_NOTHING = (
-    "weight_of gave 0 for every batch of round {}, on all ranks, so there is no mean to take; give each round some "
-    "to learn from, by a larger global_batch or by leaving out samples that count for nothing"
+    "weight_of gave 0 for every batch of round {} (or masks hid all of it), on all ranks, so there is no mean to take; "
+    "give each round some to learn from, by a larger global_batch or by leaving out samples that count for nothing"
 )
 _STATE_VERSION = 6
 
