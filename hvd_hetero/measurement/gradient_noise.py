@@ -1,0 +1,142 @@
+r"""The noise of gradients, from batches of unequal size.
+
+n ranks have b_i > 0 samples and their mean gradient g_i; B = Σ b_i, and g = Σ b_i g_i / B is the round's gradient. G
+is the mean of all N samples' gradients γ_j, and S = Σ_j |γ_j - G|² / (N - 1) their variance, over all parameters.
+
+**One mean.** Draw without replacement, as an epoch does. Then E|γ_j - G|² = S (1 - 1/N), and two samples of a draw have
+E (γ_j - G)·(γ_k - G) = -S/N, because all N of them add up to zero. A mean of m samples has m of the former terms and
+m (m - 1) of the latter, over m²:
+
+    E|g_m|² = |G|² + S (1/m - 1/N).
+
+**Both estimators.** With this for every g_i and for g,
+
+    E Σ b_i |g_i|² = B |G|² + S (n - B/N),       E B |g|² = B |G|² + S (1 - B/N).
+
+The difference is (n - 1) S, whatever the b_i and N are. So these are unbiased:
+
+    Ŝ = (Σ b_i |g_i|² - B |g|²) / (n - 1),       Ĝ² = |g|² - Ŝ (1/B - 1/N).
+
+Ŝ is Σ b_i |g_i - g|² / (n - 1): never negative, and G adds nothing to its error. If the γ_j scatter normally and N is
+large, no unbiased function of g_1 … g_n has a smaller variance than either, for both follow from a complete sufficient
+statistic of them. Hence unequal batches lose nothing.
+
+**The noise scale** φ = S / |G|² is the batch at which noise and gradient are equally large. Ŝ and Ĝ² are averaged
+over rounds before they are divided, because the mean of quotients is biased. Round t enters by
+
+    a_t = 1 / min(t, max(16, t/4), 1000),
+
+so that an average goes over about the last quarter of the training, over all of the first 16 rounds, and over 1,000
+at most. These numbers are arbitrary. With A the sum of the squared weights of all rounds, and v the weighted variance
+of Ĝ², the variance of the mean of Ĝ² is e² = v A / (1 - A). φ probably lies between S / (|G|² + e) and S / (|G|² - e).
+
+Every operation is correctly rounded and every sum exact, so the same tables give the same bits on every processor.
+
+Differences from Cannikin (arXiv 2402.05302): it makes an estimate of each rank and weighs these by a matrix without the
+covariance of different ranks' gradients. ``benchmarks/results/gradient_noise.md`` compares both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+__all__ = ["GradientNoise", "Noise", "noise_of"]
+
+_FIRST, _PART, _LONGEST = 16.0, 4.0, 1000.0  # rounds that are averaged
+
+
+class Noise(NamedTuple):
+    """The estimates of one round."""
+
+    variance: float
+    """Ŝ."""
+    square: float
+    """Ĝ²; noise may make it negative."""
+
+
+def noise_of(
+    samples: Sequence[float], squares: Sequence[float], square: float, *, of: float = math.inf
+) -> Noise | None:
+    """Return both estimates of one round; None if fewer than two ranks had data, or a number is not finite.
+
+    ``samples`` and ``squares`` are b_i and |g_i|² of all ranks, ``square`` is |g|², ``of`` is N.
+    """
+    ranks = [(b, own) for b, own in zip(samples, squares, strict=True) if b > 0.0]
+    if len(ranks) < 2 or not math.isfinite(square) or not all(map(math.isfinite, (own for _, own in ranks))):
+        return None
+    batch = math.fsum(b for b, _ in ranks)
+    # |g_i|² - |g|² first: its rounding errors do not grow with the number of samples.
+    variance = math.fsum(b * (own - square) for b, own in ranks) / (len(ranks) - 1)
+    variance = max(variance, 0.0)  # of rounding
+    return Noise(variance, square - variance * (1.0 / batch - 1.0 / of))
+
+
+class GradientNoise:
+    """The averages of a training; the same on every rank."""
+
+    def __init__(self) -> None:
+        self.rounds = 0
+        """Rounds that were averaged."""
+        self.variance = 0.0
+        """The mean of Ŝ."""
+        self.square = 0.0
+        """The mean of Ĝ²."""
+        self._squared = 0.0  # the mean of Ĝ⁴
+        self._weights = 0.0  # A
+
+    def learn(self, noise: Noise) -> None:
+        """Add the estimates of a round."""
+        self.rounds += 1
+        part = 1.0 / min(self.rounds, max(_FIRST, self.rounds / _PART), _LONGEST)
+        self.variance += part * (noise.variance - self.variance)
+        self.square += part * (noise.square - self.square)
+        self._squared += part * (noise.square * noise.square - self._squared)
+        self._weights = (1.0 - part) * (1.0 - part) * self._weights + part * part
+
+    @property
+    def known(self) -> bool:
+        """True if the scale is known to an interval."""
+        return self.rounds > 1 and self.variance > 0.0
+
+    @property
+    def scale(self) -> float:
+        """The noise scale φ, in samples; NaN if it is not known, infinite if the gradient is lost in noise."""
+        return self._over(self.square)
+
+    @property
+    def scale_between(self) -> tuple[float, float]:
+        """The lower and the upper end of φ, one standard error of the mean of Ĝ² away; NaN if not known."""
+        if not self.known:
+            return math.nan, math.nan
+        spread = max(self._squared - self.square * self.square, 0.0)
+        error = math.sqrt(spread * self._weights / (1.0 - self._weights))
+        return self._over(self.square + error), self._over(self.square - error)
+
+    def _over(self, square: float) -> float:
+        if not self.rounds or not self.variance > 0.0:
+            return math.nan
+        return self.variance / square if square > 0.0 else math.inf
+
+    def state(self) -> dict[str, Any]:
+        """Return the averages as plain data."""
+        return {
+            "rounds": self.rounds,
+            **{name: getattr(self, attribute) for name, attribute in _NUMBERS.items()},
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Load what ``state`` has returned, also with other ranks."""
+        numbers = {name: float(state[name]) for name in _NUMBERS}
+        if state["rounds"] < 0 or not all(map(math.isfinite, numbers.values())):
+            raise ValueError(
+                f"noise of the state must have finite numbers and at least 0 rounds, got {dict(state)}; resume from a "
+                "whole state"
+            )
+        self.rounds = int(state["rounds"])
+        for name, attribute in _NUMBERS.items():
+            setattr(self, attribute, numbers[name])
+
+
+_NUMBERS = {"variance": "variance", "square": "square", "squared": "_squared", "weights": "_weights"}
