@@ -129,8 +129,8 @@ class BalancedLoader:
             )
         if weight_of is not None and not session.weighs:
             raise ValueError(
-                f"weight_of does not go with policy {balance.policy.name!r} and this sync, which do not average "
-                "gradients by their weights alone; leave it out, or use policy='lb-bsp' and sync='allreduce'"
+                f"weight_of does not go with policy {balance.policy.name!r} and this sync, whose rounds end early, or "
+                "which do not average gradients; leave it out, or use policy='lb-bsp' and sync='allreduce'"
             )
         self._streams = isinstance(dataset, IterableDataset)
         loader_options |= {

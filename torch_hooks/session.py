@@ -124,8 +124,11 @@ class TorchSession:
 
     @property
     def weighs(self) -> bool:
-        """Whether each gradient of a round counts by its weight in the sum over all ranks, and by nothing else."""
-        return self.mixing is None and not (self.policy.weighs_twice or self.balancer.plan().local)
+        """Whether gradients count by their weights alone, and a batch that weighs nothing may be passed over.
+
+        Where rounds end early, the samples that a rank has done say which are left.
+        """
+        return self._core.sums_gradients
 
     def trains_here(self) -> None:
         """Training goes on in the thread that calls: that is the one to look at if it does not."""

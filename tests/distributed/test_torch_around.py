@@ -205,4 +205,4 @@ def test_evaluation_is_averaged_by_samples(either):
         assert outcome["nothing"] == [3.0, 5.0], "the NaN of a rank without samples stays out"
         assert re.match("HeteroError: the ranks average values of different names", outcome["names"])
         assert re.match("ValueError: samples is 0 on every rank", outcome["no samples"])
-        assert re.match("ValueError: samples must be at least 0, got -1; give the number", outcome["negative"])
+        assert re.match("ValueError: samples must be.* -1", outcome["negative"])

@@ -215,7 +215,7 @@ def by_cost(**resized: Any) -> dict[str, Any]:
     class Seen(keras.layers.Layer):
         def call(self, x, training=None):
             if training:
-                tf.numpy_function(lambda words: sizes.append(words.shape), [x], [])
+                tf.numpy_function(lambda words: sizes.append((len(words), (words > 0).sum(1).max())), [x], [])
             return x
 
     made: list[Any] = []
@@ -229,7 +229,7 @@ def by_cost(**resized: Any) -> dict[str, Any]:
     policy = resized.pop("policy", ByCost(1))
     options = {"weight_of": words, "cost_of": lengths(), **resized}
     outcome = case(of_weight(), texts(), make, policy=policy, resized=options, data=data)
-    return outcome | {"largest": max(number * longest for number, longest in sizes), "batches": len(sizes)}
+    return outcome | {"largest": int(max(number * longest for number, longest in sizes)), "batches": len(sizes)}
 
 
 CASES: dict[str, Callable[[], dict[str, Any]]] = {
