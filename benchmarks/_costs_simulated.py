@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from _cost_rules import WIDTH, Ints, log_normal, rules
 
+from hvd_hetero.allocation.by_cost import divide, divide_padded
 from hvd_hetero.balancer import Balancer
 from hvd_hetero.data.cutter import Cutter
 from hvd_hetero.data.permutation import SharedPermutation
@@ -29,11 +30,10 @@ def simulated(ranks: int, rounds: int, *, padded: bool) -> dict[str, list[Floats
     jobs = {"number": Job(lengths, ranks, padded=padded), "cost_of": Job(lengths, ranks, padded=padded, by_cost=True)}
     work = {name: [job.round() for _ in range(FIRST + rounds)][FIRST:] for name, job in jobs.items()}
     parts = [lengths[begin : begin + ranks * PER_RANK] for begin in range(0, len(lengths), ranks * PER_RANK)][FIRST:]
-    for name, rule in rules(padded=padded).items():
+    named = {"known costs and speeds": Machines(ranks, padded=padded).best, **rules(padded=padded)}
+    for name, rule in named.items():
         machines = Machines(ranks, padded=padded)
-        work[name] = [
-            machines.seconds([part[samples] for samples in rule(part, ranks)]) for part in parts
-        ]  # fmt: skip
+        work[name] = [machines.seconds([part[samples] for samples in rule(part, ranks)]) for part in parts]
     return work
 
 
@@ -49,6 +49,12 @@ class Machines:
         self._speeds = np.geomspace(1.0, 0.5, ranks)
         self._padded = padded
         self._noise = np.random.default_rng(2)
+
+    def best(self, lengths: Ints, ranks: int) -> list[Ints]:
+        """Divide by what texts really cost, and by how fast ranks are before the noise."""
+        costs, shares = 6 * WIDTH * lengths + lengths**2, np.rint(1e3 * self._speeds).astype(np.int64)
+        found = divide_padded(0 * costs, costs, shares) if self._padded else divide(costs, shares)
+        return [np.flatnonzero(found == rank) for rank in range(ranks)]
 
     def seconds(self, lengths: list[Ints]) -> Floats:
         """Return the seconds that each rank takes for its texts, as one micro-batch."""

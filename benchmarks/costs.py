@@ -16,8 +16,9 @@ cutter are the program's own, one of each for each rank, with a made-up clock: a
 
     a Σ L + Σ L²  (packed),        a b M + b M²  (padded: b texts, the longest of M),
 
-with a = 6 times the width, as floating-point operations would have it, and noise of 2 % each round. *noise alone* is
-what ranks would wait if the division were perfect.
+with a = 6 times the width, as floating-point operations would have it, and noise of 2 % each round. *known costs and
+speeds* is the program's division where nothing has to be learnt. *noise alone* is what ranks would wait if the division
+were perfect.
 
 *own*: what the calls for costs and weights take in steps of about 50 ms of two equal real ranks, padded batches: of a
 rank's processor, and by the clock, which runs on while a rank waits for the sum of the weights.
