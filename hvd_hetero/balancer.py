@@ -52,6 +52,9 @@ from hvd_hetero.rounds import LENGTHS, CostRule, FinishedRound, MicroBatch, Roun
 if TYPE_CHECKING:
     from hvd_hetero.measurement.cost_meter import CostMeter
 
+if TYPE_CHECKING:
+    from hvd_hetero.policies.goodput import Goodput
+
 __all__ = ["WEIGHS_NOTHING", "Balancer"]
 
 logger = logging.getLogger(__name__)
@@ -78,7 +81,7 @@ class Balancer:
         policy: Policy,
         rank: int,
         workers: int,
-        global_batch: int,
+        global_batch: int | Goodput,
         *,
         clock: Callable[[], float],
         readings: ResourceMeter | None = None,
@@ -105,7 +108,7 @@ class Balancer:
         """The latest round that all ranks have agreed on."""
         self.meter = SpeedMeter(
             policy.predictor(), clock, readings, self._planner.typical_size, hindrances,
-            profile=policy.profile(), weighs_fixed_cost=policy.weighs_fixed_cost,
+            profile=policy.profile(), weighs_fixed_cost=self._planner.fixed_costs is not None,
         )  # fmt: skip
         self._clock = clock
         self._state = _State.AGREED
@@ -115,6 +118,8 @@ class Balancer:
         self._weight_of_sample = 1.0
         self.weight = 0.0
         """The factor of the accumulated gradient, before it is summed over the ranks."""
+        self.rate_factor = 1.0
+        """The factor of the learning rate in the update of the round that was agreed."""
         self._expected_s = self._transfer_s = float("nan")
         self._agreed_at = clock()
         self._heard: RoundTable | None = None
@@ -124,6 +129,20 @@ class Balancer:
     def rounds(self) -> int:
         """Rounds agreed so far."""
         return self._planner.rounds
+
+    @property
+    def goodput(self) -> Goodput | None:
+        """What adapts the global batch; None: it stays."""
+        return self._planner.goodput
+
+    @property
+    def progress(self) -> float:
+        """Updates, each as many as it is worth of one with the first global batch."""
+        return float(self.rounds) if self.goodput is None else self.goodput.progress
+
+    def note_epoch(self, samples: int | None) -> None:
+        """Note how many samples the present epoch has, the same on every rank; None: not known."""
+        self._planner.epoch_samples = math.inf if samples is None else samples
 
     @property
     def since_round_s(self) -> float:
@@ -297,12 +316,14 @@ class Balancer:
         broken: float = 0.0,
         trained: int = 0,
         ended: bool = False,
+        squares: tuple[float, float, float] = (0.0, 0.0, 0.0),
         dtype: npt.DTypeLike = np.float64,
     ) -> npt.NDArray[Any]:
         """Return this rank's contribution to the table, to be summed over all ranks; the last gradient is ready.
 
         ``broken`` is 1 if the gradient is not finite, ``trained`` a checksum of which parameters are trained; ``ended``
-        is True if data that this rank reads alone end with this round.
+        is True if data that this rank reads alone end with this round. ``squares``: of an earlier round, the samples of
+        this rank, and the squared norms of its mean gradient and of that of all ranks; 0 if they were not measured.
         """
         self._expect(_State.COMPUTING)
         work = self._work
@@ -325,6 +346,9 @@ class Balancer:
             broken=broken,
             contents=work.contents,
             ended=float(ended),
+            gradient_samples=squares[0],
+            gradient_square=squares[1],
+            mean_square=squares[2],
             **self.meter.row(),
         ).vector(self.rank, self.workers, dtype)
 
@@ -360,6 +384,8 @@ class Balancer:
         self._transfer_s = float("nan") if self.meter.was_held_up else table.transfer_s
         finished = FinishedRound(self.rounds, self._work.epoch, self._work.plan, table, now - self._agreed_at)
         self._planner.learn(finished)
+        if self.goodput is not None:
+            self.rate_factor = self.goodput.advance(table.total, self._planner.noise)
         self._finishes = True
         self._tell(finished)
         self._agreed_at = now
@@ -397,6 +423,8 @@ class Balancer:
         return self._clock()
 
     def _tell(self, finished: FinishedRound) -> None:
+        if self._planner.noise.rounds:
+            finished = replace(finished, noise_scale=self._planner.noise.scale)
         self.finished = finished
         if self.next_round_over is not None:
             call, self.next_round_over = self.next_round_over, None

@@ -4,26 +4,31 @@
 plan of round r + 1 + L; until the first table arrives, the policy's first plan holds. L must be the same on every rank.
 
 A table passes three stages: speeds that cannot be true are taken out (``measurement.plausibility``), the policy
-decides, and micro-batches are cut to what each rank's memory holds. Every rank's planner does the same from the same
-table, so the ranks agree without talking.
+decides, and micro-batches are cut to what each rank's memory holds. Where the global batch adapts, a fourth one decides
+it (``policies.goodput``). Every rank's planner does the same from the same table, so the ranks agree without talking.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hvd_hetero.errors import RoundStateError
 from hvd_hetero.measurement.anticipation import Anticipation
 from hvd_hetero.measurement.fixed_cost import FixedCosts
+from hvd_hetero.measurement.gradient_noise import GradientNoise, noise_of
 from hvd_hetero.measurement.plausibility import Plausibility
 from hvd_hetero.policies.policy import Policy
-from hvd_hetero.rounds import LENGTHS, CostRule, FinishedRound, RoundPlan
+from hvd_hetero.rounds import LENGTHS, CostRule, FinishedRound, RoundPlan, RoundTable
 from hvd_hetero.telemetry.changes import log_change
+
+if TYPE_CHECKING:
+    from hvd_hetero.policies.goodput import Goodput
 
 __all__ = ["Planner"]
 
@@ -31,9 +36,19 @@ __all__ = ["Planner"]
 class Planner:
     """The plans of one training. ``logs``: say in the log which ranks' speeds are not believed, and what changes."""
 
-    def __init__(self, policy: Policy, workers: int, global_batch: int, *, logs: bool = False) -> None:
+    def __init__(self, policy: Policy, workers: int, global_batch: int | Goodput, *, logs: bool = False) -> None:
+        self.goodput: Goodput | None = None
+        if not isinstance(global_batch, int | np.integer):  # seldom, and then costs imports
+            from hvd_hetero.policies.goodput import Goodput
+
+            if isinstance(global_batch, Goodput):
+                self.goodput, global_batch = global_batch, global_batch.start
+                self.goodput.begin(policy, workers)
         if isinstance(global_batch, bool) or not isinstance(global_batch, int | np.integer):
-            raise TypeError(f"global_batch must be an integer number of samples, got {global_batch!r}")
+            raise TypeError(
+                f"global_batch must be an integer number of samples, got {global_batch!r}; give those of a round over "
+                "all ranks together, or a Goodput"
+            )
         if global_batch < workers:
             raise ValueError(
                 f"global_batch must be at least the number of ranks, so that each holds a sample: got {global_batch} "
@@ -42,6 +57,9 @@ class Planner:
         self.policy = policy
         self.workers = workers
         self.global_batch = int(global_batch)
+        self.noise = GradientNoise()
+        self.epoch_samples = math.inf
+        """Samples of an epoch; infinite if not known."""
         self.rounds = 0
         """Rounds agreed so far."""
         first = self._begins = policy.first(workers, self.global_batch)
@@ -49,7 +67,8 @@ class Planner:
         self._rules = deque([LENGTHS])
         self.typical_size = first.typical_size
         self.anticipation = Anticipation() if policy.anticipates else None
-        self.fixed_costs = FixedCosts(first.typical_size, workers) if policy.weighs_fixed_cost else None
+        by_line = policy.weighs_fixed_cost or (self.goodput is not None and policy.profile() is None)
+        self.fixed_costs = FixedCosts(first.typical_size, workers) if by_line else None
         self._logs = logs
         self._plausibility = Plausibility(workers, first.typical_size, logs=logs) if policy.measures else None
 
@@ -101,6 +120,7 @@ class Planner:
 
     def revise(self, finished: FinishedRound, *, short: bool) -> None:
         """Decide the latest plan again, by a table of rounds that are over."""
+        self._learn_noise(finished.table)
         believed = finished
         if self._plausibility is not None:
             table = self._plausibility(finished.round, finished.table, short=short)
@@ -109,6 +129,8 @@ class Planner:
             self.fixed_costs.learn(finished.table, short=short)
         plan = self.policy.next(self._plans[-1], believed)
         plan = plan.within(finished.table.column("limit"))
+        if self.goodput is not None:
+            plan = self.goodput.reconsider(self.policy, plan, believed.table, self.noise, self.typical_size)
         if self._logs:
             log_change(self.rounds + self.lead, self._plans[-1], plan, believed.table)
         self._plans[-1] = plan
@@ -116,14 +138,27 @@ class Planner:
         if self.anticipation is not None and finished.plan.ends == "first":
             self.anticipation.learn(finished)
 
+    def _learn_noise(self, table: RoundTable) -> None:
+        samples = table.figures("gradient_samples")
+        if any(samples):
+            # Of |g|², which all ranks compute of the same numbers, rank 0's: processors add up in other orders.
+            square = table.figures("mean_square")[0]
+            noise = noise_of(samples, table.figures("gradient_square"), square, of=self.epoch_samples)
+            if noise is not None:
+                self.noise.learn(noise)
+
     def renegotiate(self, state: Mapping[str, Any], speeds: Sequence[float], limits: Sequence[int]) -> None:
         """Go on from the state of another membership; shares follow what the present ranks know about themselves.
 
         Speeds and limits are one per rank, the same on every rank: the speed that it expects (NaN: not known), and the
         largest micro-batch that fits its memory (0: none has failed).
         """
-        plan = self.policy.renegotiate(self._plans[0], speeds).within(limits)
-        self._plans = deque([plan] * len(self._plans))
+        plan = self.policy.renegotiate(self._plans[0], speeds)
+        self.noise.restore(state["noise"])
+        if self.goodput is not None and state["goodput"] is not None:
+            self.goodput.restore(state["goodput"])
+            plan = self.policy.resized(plan, self.goodput.nearest(sum(state["plans"][-1]["samples"])))
+        self._plans = deque([plan.within(limits)] * len(self._plans))
         self._rules = deque([CostRule(*state["rules"][-1])] * len(self._plans))
         self.rounds = state["rounds"]
         if self.fixed_costs is not None and state["costs"] is not None:
@@ -142,6 +177,7 @@ class Planner:
             "policy": self.policy.name,
             "workers": self.workers,
             "global_batch": self.global_batch,
+            "adapts": self.goodput is not None,
             "begins": begins,
         }
 
@@ -159,6 +195,8 @@ class Planner:
                 for p in self._plans
             ],
             "rules": [list(rule) for rule in self._rules],
+            "noise": self.noise.state(),
+            "goodput": None if self.goodput is None else self.goodput.state(),
             "kept": self.policy.state_dict(),
             "expects": None if self.anticipation is None else self.anticipation.state(),
             "costs": None if self.fixed_costs is None else self.fixed_costs.state(),
@@ -168,6 +206,9 @@ class Planner:
         """Take up where another job left off, with the same policy, ranks, global batch and lead."""
         self.require_fitting(state)
         self.policy.load_state_dict(state["kept"])
+        self.noise.restore(state["noise"])
+        if self.goodput is not None:
+            self.goodput.restore(state["goodput"])
         if self.anticipation is not None:
             self.anticipation.restore(state["expects"])
         if self.fixed_costs is not None:

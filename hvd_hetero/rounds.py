@@ -395,6 +395,12 @@ class RoundReport:
     by_number: float = 0.0
     """Time of the round's latest rank with samples divided by number, as a multiple of what it is by cost, both as
     forecast; 0: not divided by cost."""
+    gradient_samples: float = 0.0
+    """Samples of the rank in an earlier round whose gradients were measured; 0: none was since the last table."""
+    gradient_square: float = 0.0
+    """The squared norm of this rank's mean gradient of that round."""
+    mean_square: float = 0.0
+    """The squared norm of the mean gradient over all ranks of that round."""
 
     def vector(self, rank: int, workers: int, dtype: npt.DTypeLike = np.float64) -> npt.NDArray[Any]:
         """Return one rank's contribution to the table: n·K numbers, zero outside its own row."""
@@ -495,3 +501,5 @@ class FinishedRound:
     table: RoundTable
     elapsed_s: float
     """Seconds since the round before was agreed, on this rank's clock: the one figure that differs between ranks."""
+    noise_scale: float = math.nan
+    """The batch at which the gradient's noise is as large as the gradient; NaN: not known."""

@@ -21,6 +21,7 @@ from hvd_hetero.telemetry.records import Listener, Record, Recorder
 from hvd_hetero.watchdog import Patience, Watchdog
 
 if TYPE_CHECKING:
+    from hvd_hetero.policies.goodput import Goodput
     from hvd_hetero.telemetry.writer import Telemetry
     from hvd_hetero.topology.mixing import Mixing
 
@@ -49,7 +50,7 @@ class Session:
         policy: str | Policy,
         rank: int,
         workers: int,
-        global_batch: int,
+        global_batch: int | Goodput,
         telemetry: str | os.PathLike[str] | Telemetry | None = None,
         *,
         progress: bool = False,
@@ -208,6 +209,14 @@ class Face:
     def rounds(self) -> int:
         """Rounds that all ranks have finished. The same number on every rank, so a loop can stop by it."""
         return self._session.balancer.rounds
+
+    @property
+    def progress(self) -> float:
+        """Rounds, each as many as it is worth of one with the first global batch: what a schedule goes by.
+
+        It differs from ``rounds`` where the batch adapts (``hvd_hetero.policies.Goodput``).
+        """
+        return self._session.balancer.progress
 
     @property
     def plan(self) -> tuple[int, ...]:

@@ -107,6 +107,11 @@ class LoadBalance(Face, tf.keras.callbacks.Callback):  # type: ignore[misc]
             wire=wire, patience=patience, waits_at_the_end_in=("tensorflow.",),
         )  # fmt: skip
         core.balancer.ways_out = _WAYS_OUT
+        if core.balancer.goodput is not None:
+            raise ValueError(
+                "global_batch=Goodput(…) goes by each rank's own gradient, which the train step here does not keep; "
+                "give a global_batch that stays, or train with PyTorch"
+            )
         if local_layers and (core.mixing is not None or core.policy.updates_locally):
             raise ValueError(
                 "local_layers go with averaged gradients only; use sync='allreduce' and a policy that does not update "

@@ -77,8 +77,9 @@ class Cutter:
         return self.order.in_flight
 
     def rounds_of(self, samples: int) -> int:
-        """Return how many rounds these are, of ``global_batch`` samples each."""
-        whole, rest = divmod(samples, self._plans.global_batch)
+        """Return how many rounds these are, of ``global_batch`` samples each, or as many as it is at present."""
+        kept = self._plans.policy.keeps_total
+        whole, rest = divmod(samples, self._plans.plan().total if kept else self._plans.global_batch)
         return whole + (rest >= max(self.least, self.order.end.apart(self._plans.plan()) if whole else 1))
 
     def want(self, epoch: int) -> None:

@@ -7,6 +7,7 @@ from hvd_hetero.lazy import lazily
 if TYPE_CHECKING:
     from hvd_hetero.policies.bsp import BSP
     from hvd_hetero.policies.elastic_bsp import ElasticBSP
+    from hvd_hetero.policies.goodput import Goodput
     from hvd_hetero.policies.lb_bsp import LBBSP
     from hvd_hetero.policies.lb_non_blocking import LBNonBlocking
     from hvd_hetero.policies.non_blocking import NonBlocking
@@ -19,6 +20,7 @@ __all__ = [
     "BSP",
     "LBBSP",
     "ElasticBSP",
+    "Goodput",
     "LBNonBlocking",
     "NonBlocking",
     "Policy",

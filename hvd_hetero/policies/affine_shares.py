@@ -68,6 +68,16 @@ class AffineCosts:
         latest_s = float(((plan.shares + heads) / self._rates * sure).max())
         return max(1.0 - max(self._level(plan.total, heads)) / latest_s, 0.0)
 
+    def round_s(self, plan: RoundPlan, *, divided: bool) -> float:
+        """Return the seconds of a round of this plan's samples and micro-batches: ``divided`` as is best, or as it is.
+
+        NaN if some speed is not known.
+        """
+        if not self.all_known:
+            return math.nan
+        heads = self._heads(plan)
+        return max(self._level(plan.total, heads)) if divided else float(((plan.shares + heads) / self._rates).max())
+
     def _heads(self, plan: RoundPlan) -> Floats:
         """Return h for the micro-batches of a plan; a rank without samples counts one."""
         cuts = plan.cuts

@@ -106,6 +106,7 @@ class LBBSP(Policy):
         self.max_micro_batch = checked_micro_batch(max_micro_batch)
         self._predictor = predictor
         self._equal = RoundPlan((), ())
+        self._typical_size = 0.0
         self._curves: DeviceShares | None = None
         self._evidence: Evidence | None = None
         self.weighs_fixed_cost = device == "cpu"
@@ -144,11 +145,21 @@ class LBBSP(Policy):
         self._check_divisible(workers, global_batch)
         if self._curves is not None:
             self._curves.restart()
-        shares = proportional(np.ones(workers), global_batch, minimum=self.minimum, multiple_of=self.multiple_of)
-        self._equal, self._evidence = RoundPlan.of(shares, self.max_micro_batch), None
+        self._equal, self._evidence = self._equally(workers, global_batch), None
+        self._typical_size = self._equal.typical_size
         if self.may_rest:
-            self._resting = Resting(self._equal.typical_size, self._least, self.multiple_of)
+            self._resting = Resting(self._typical_size, self._least, self.multiple_of)
         return self._equal
+
+    def resized(self, plan: RoundPlan, total: int) -> RoundPlan:
+        """Return the same proportions; what was learned goes on to hold."""
+        least = np.where(plan.shares > 0, self.minimum, 0)  # what rests goes on to rest
+        shares = proportional(plan.samples, total, minimum=least, multiple_of=self.multiple_of)
+        return RoundPlan.of(shares, self.max_micro_batch)
+
+    def _equally(self, workers: int, total: int) -> RoundPlan:
+        shares = proportional(np.ones(workers), total, minimum=self.minimum, multiple_of=self.multiple_of)
+        return RoundPlan.of(shares, self.max_micro_batch)
 
     def next(self, plan: RoundPlan, finished: FinishedRound) -> RoundPlan:
         """Return the best shares for the ranks' costs, or by the curves, if they are worth a change."""
@@ -162,7 +173,7 @@ class LBBSP(Policy):
         speeds, fixed, limits = (table.column(name) for name in ("samples_per_s", "fixed_samples", "limit"))
         if self._resting is None:
             return self._worthwhile(plan, speeds, fixed, limits)
-        rest = self._resting.decide(self._equal.total, speeds, fixed, table.column("timed_samples") > 0.0)
+        rest = self._resting.decide(plan.total, speeds, fixed, table.column("timed_samples") > 0.0)
         return self._with_rests(plan, rest, self._resting.due(), speeds, fixed, limits)
 
     def _with_rests(
@@ -192,7 +203,9 @@ class LBBSP(Policy):
 
     def _worthwhile(self, plan: RoundPlan, speeds: Floats, fixed: Floats, limits: Floats) -> RoundPlan:
         """Return the best plan as far as it is worth a change, or the equal one if that is as good."""
-        costs = AffineCosts(speeds, fixed, self._equal.typical_size, self._least, self.multiple_of)
+        if plan.total != self._equal.total:
+            self._equal = self._equally(plan.workers, plan.total)
+        costs = AffineCosts(speeds, fixed, self._typical_size, self._least, self.multiple_of)
         if not costs.all_known or self.tolerance == 0.0 or self._evidence is None:
             wanted = costs.divided(plan, self.max_micro_batch, limits)
             return wanted if costs.latest_s(wanted) < costs.latest_s(plan) * (1.0 - self.tolerance) else plan
@@ -218,7 +231,7 @@ class LBBSP(Policy):
         return RoundPlan.of(shares, self.max_micro_batch).within(limits)
 
     def _no_evidence(self) -> Evidence:
-        return Evidence(self._equal.workers, self._equal.typical_size, self.multiple_of)
+        return Evidence(self._equal.workers, self._typical_size, self.multiple_of)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what is known of the ranks' curves, and of how far their figures can be trusted."""

@@ -86,6 +86,10 @@ class Policy(ABC):
     def next(self, plan: RoundPlan, finished: FinishedRound) -> RoundPlan:
         """Return the plan that follows ``plan``, the latest one decided, given the latest finished round."""
 
+    def resized(self, plan: RoundPlan, total: int) -> RoundPlan:
+        """Return the plan that follows ``plan`` where rounds have another number of samples from then on."""
+        return self.first(plan.workers, total)
+
     def renegotiate(self, plan: RoundPlan, speeds: Sequence[float]) -> RoundPlan:
         """Return the plan to begin with if some ranks know their speed from a former membership (NaN: not known).
 

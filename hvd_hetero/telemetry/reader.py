@@ -77,7 +77,8 @@ def read_lines(
         if total * workers > MOST_FIGURES:
             raise ValueError(f"{source}: rounds times ranks must be at most {MOST_FIGURES}; take a part of the file")
         for name, kind in per_round.items():
-            columns[name].append(number(row.get(name), kind, f"{source}: {name}", null=False))
+            value = 0.0 if name in optional and name not in row else row.get(name)
+            columns[name].append(number(value, kind, f"{source}: {name}", null=False))
         if columns["round"][-1] <= before:
             raise ValueError(
                 f"{source}: round must be larger than {before}, that of the line before, got {columns['round'][-1]}; "

@@ -142,6 +142,8 @@ class Recorder:
             "plan": list(finished.plan.samples),
             **_figures(finished.table),
         }
+        if math.isfinite(finished.noise_scale):
+            self._held["noise_scale"] = finished.noise_scale
         if finished.round - since > 1:
             self._held["rounds"] = finished.round - since
         self._laps = finished.table.figures("lap_s")

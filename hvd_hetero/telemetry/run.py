@@ -80,6 +80,8 @@ class Run:
     """Share of the rank's work that went into filling batches up to their longest sample."""
     by_number: npt.NDArray[np.float64]
     """Time of the latest rank with samples divided by number, over what it is by cost."""
+    noise_scale: npt.NDArray[np.float64]
+    """The batch at which the gradient's noise is as large as the gradient; 0: not known."""
     every: int = 1
     """The interval of the recorded rounds (``Telemetry(every=…)``)."""
     first_round: int = 0
@@ -121,7 +123,12 @@ class Run:
         return later if later.any() else rounds
 
 
-_PER_ROUND: dict[str, type] = {"round": np.int64, "epoch": np.int64, "elapsed_s": np.float64}
+_PER_ROUND: dict[str, type] = {
+    "round": np.int64,
+    "epoch": np.int64,
+    "elapsed_s": np.float64,
+    "noise_scale": np.float64,
+}
 _PER_RANK: dict[str, type] = {
     **dict.fromkeys(("plan", *COUNTS), np.int64),
     **dict.fromkeys((*FIGURES, "wait_s", "once_s", "fixed_samples"), np.float64),
@@ -132,7 +139,7 @@ _PER_RANK: dict[str, type] = {
 
 def read_run(path: str | Path) -> Run:
     """Read a telemetry file. A last line cut short, as a killed run leaves it, is ignored."""
-    read = read_lines(path, SCHEMA, VERSION, _PER_ROUND, _PER_RANK, frozenset(SOMETIMES))
+    read = read_lines(path, SCHEMA, VERSION, _PER_ROUND, _PER_RANK, frozenset({*SOMETIMES, "noise_scale"}))
     rounds = read.columns["round"]
     return Run(
         policy=read.header["policy"],

@@ -8,7 +8,7 @@ from hvd_hetero.telemetry import Run, TelemetryWriter
 from hvd_hetero.tools.simulation import RoundSimulation
 
 COUNTS = ("plan", "samples", "micro_batches", "limit")
-PER_RUN = ("policy", "workers", "global_batch", "round", "epoch", "elapsed_s")
+PER_RUN = ("policy", "workers", "global_batch", "round", "epoch", "elapsed_s", "noise_scale")
 PER_RANK = [field.name for field in fields(Run) if field.name not in PER_RUN and field.default is MISSING]
 
 
@@ -28,7 +28,8 @@ def run_of(samples, compute_s, elapsed_s, *, policy="bsp", start=1, **columns) -
     }
     return Run(
         policy, workers, int(samples.sum(axis=1).max(initial=1)), round=np.arange(start, start + rounds),
-        epoch=np.zeros(rounds, np.int64), elapsed_s=np.asarray(elapsed_s, dtype=np.float64), **arrays,
+        epoch=np.zeros(rounds, np.int64), elapsed_s=np.asarray(elapsed_s, dtype=np.float64),
+        noise_scale=np.zeros(rounds), **arrays,
     )  # fmt: skip
 
 

@@ -27,6 +27,8 @@ def figures(record: Record) -> dict[str, float]:
         found["samples_per_s"] = sum(record["samples"]) / elapsed_s
         if waits:
             found["waiting_share"] = statistics.fmean(waits) / elapsed_s
+    if "noise_scale" in record:
+        found["noise_scale"] = record["noise_scale"]
     for name, key in _PER_RANK.items():
         found |= {f"{name}/{rank}": value for rank, value in _ranks(record[key]).items()}
     return found

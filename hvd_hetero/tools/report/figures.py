@@ -102,6 +102,8 @@ class Figures:
     elapsed_s: float
     samples: int
     samples_per_s: float
+    noise_scale: float
+    """The batch at which the gradient's noise is as large as the gradient, at the end of the run; NaN: not known."""
     slowdown: float
     kinds: dict[str, float]
     """Share of the time lost to each kind; with ``ideal`` they sum to 1."""
@@ -158,6 +160,7 @@ def figures(run: Run, *, replayed: bool = True) -> Figures:
             elapsed_s=elapsed_s,
             samples=int(samples.sum()),
             samples_per_s=float(samples.sum() / elapsed_s),
+            noise_scale=_last(run.noise_scale),
             slowdown=elapsed_s / float(lost.ideal_s[counts].sum()),
             kinds=share.kinds,
             ideal=share.ideal,
@@ -167,6 +170,11 @@ def figures(run: Run, *, replayed: bool = True) -> Figures:
             changes_left_out=left_out,
             **_replayed(run, replayed),
         )
+
+
+def _last(scales: Floats) -> float:
+    known = scales[scales > 0.0]
+    return float(known[-1]) if len(known) else float("nan")
 
 
 class _Speeds(NamedTuple):

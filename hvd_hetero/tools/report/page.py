@@ -6,6 +6,7 @@ unescaped could run and load nothing.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from functools import cache
@@ -118,9 +119,11 @@ def facts(found: Figures) -> str:
     """Return one line on the run: policy, ranks, rounds."""
     ranks = f"{found.workers:,} rank{'s' if found.workers != 1 else ''}"
     epochs = f", {found.epochs:,} epochs" if found.epochs > 1 else ""
+    known = math.isfinite(found.noise_scale)
+    noise = f" Gradient noise scale at the end: {found.noise_scale:,.0f} samples." if known else ""
     return (
         f"Policy {found.policy}, {ranks}, {found.global_batch:,} samples a round. {found.rounds:,} "
-        f"round{'s' if found.rounds != 1 else ''} in {duration(found.elapsed_s)}{epochs}, without the start-up."
+        f"round{'s' if found.rounds != 1 else ''} in {duration(found.elapsed_s)}{epochs}, without the start-up.{noise}"
     )
 
 

@@ -41,7 +41,8 @@ def finished(number: int, wait_s=(0.5, 0.25), device: bool = False) -> FinishedR
         ).vector(rank, WORKERS)
         for rank in range(WORKERS)
     ]  # fmt: skip
-    return FinishedRound(number, number // 3, plan, RoundTable(np.sum(rows, axis=0), WORKERS), 2.5)
+    table, noise_scale = RoundTable(np.sum(rows, axis=0), WORKERS), 640.5 if device else float("nan")
+    return FinishedRound(number, number // 3, plan, table, 2.5, noise_scale)
 
 
 def write(path, rounds: int, device: bool = False) -> None:
@@ -139,6 +140,7 @@ def test_limits_and_curves_are_written_where_there_are_any_and_read_as_zero_else
     run = read_run(tmp_path / "run.jsonl")
     for name, value in DEVICE.items():
         assert getattr(run, name).tolist() == [[0, 0]] * 2 + [[0, value]] * 2
+    assert run.noise_scale.tolist() == [0, 0, 640.5, 640.5]
     write(tmp_path / "plain.jsonl", 2)
     assert "saturation" not in (tmp_path / "plain.jsonl").read_text()
     assert run.after(3).limit.tolist() == [[0, 57]]

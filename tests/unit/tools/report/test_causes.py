@@ -27,6 +27,7 @@ def run_of(own_s, **figures) -> Run:
     per_rank |= {"plan": counts, "samples": counts, "micro_batches": np.ones_like(counts), "compute_s": own_s}
     per_rank |= {"wait_s": elapsed_s[:, None] - own_s, "cpu": own_s * 0 + 1.0, "memory": own_s * 0 + 0.5}
     per_rank |= {"round": np.arange(rounds), "epoch": np.zeros(rounds, int), "elapsed_s": elapsed_s}
+    per_rank |= {"noise_scale": np.zeros(rounds)}
     per_rank |= {"policy": "bsp", "workers": workers, "global_batch": 10 * workers}
     return Run(**per_rank | {name: np.broadcast_to(f, (rounds, workers)) for name, f in figures.items()})
 

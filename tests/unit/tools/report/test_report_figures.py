@@ -372,6 +372,14 @@ def test_the_verdict_of_runs_that_no_rank_held_up(columns, expected):
     assert verdict(figures(steady(**columns), replayed=False), [None, None]).verdict.startswith(expected)
 
 
+def test_a_slow_network_is_told_with_what_twice_the_batch_would_save():
+    slow = {"compute_s": [[2, 2]] * 60, "elapsed_s": [4] * 60, "wait_s": [[2, 2]] * 60}
+    found = figures(steady(**slow), replayed=False)
+    assert "Twice the batch would do 1.33 times as many samples per second." in verdict(found, [None, None]).why
+    noisy = replace(found, noise_scale=found.samples / found.rounds)  # of one batch: the second half is worth a third
+    assert "make 0.89 times the progress" in verdict(noisy, [None, None]).why
+
+
 @pytest.mark.parametrize(("ranks", "expected"), [(2, "All ranks waited for their"), (1, "The rank waited for its")])
 def test_a_run_that_waits_for_its_data_has_no_ranks_that_take_turns(ranks, expected):
     """0.1 s of computing and 0.1 s of input in each round, on each rank alike."""
