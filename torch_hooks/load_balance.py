@@ -24,6 +24,7 @@ from torch_hooks.session import TorchSession, nothing
 from torch_hooks.wires.choice import TorchWire, wire_here
 
 if TYPE_CHECKING:
+    from hvd_hetero.policies.goodput import Goodput
     from hvd_hetero.telemetry.writer import Telemetry
     from hvd_hetero.topology.mixing import Mixing
 
@@ -42,7 +43,7 @@ class LoadBalance(Face):
         ``"elastic-bsp"``) or a policy object (``StaticAllocation([3, 7])``).
     global_batch
         Samples per round over all ranks together: what one process would call its batch size. (Under ElasticBSP, of one
-        iteration of every rank.)
+        iteration of every rank.) Or a ``hvd_hetero.policies.Goodput``: then it adapts.
     sync
         ``"allreduce"``, ``"d-psgd"`` or ``"matcha"``, or one of the last two with a graph of your own
         (``hvd_hetero.topology.mixing``).
@@ -74,7 +75,7 @@ class LoadBalance(Face):
         self,
         policy: str | Policy = "lb-bsp",
         *,
-        global_batch: int | None = None,
+        global_batch: int | Goodput | None = None,
         sync: str | Mixing = "allreduce",
         reducer: Reducer = "mean",
         allow_nan: bool = False,
@@ -171,6 +172,11 @@ class LoadBalance(Face):
         round. Optimizers that step in turn, each seeing what the former has updated, need rounds of one micro-batch.
         """
         self._session.require_leadable()
+        if self._session.balancer.goodput is not None:
+            raise ValueError(
+                "global_batch=Goodput(…) goes by the gradients of one optimizer, and also() is for several optimizers; "
+                "give a global_batch that stays"
+            )
         batch, wire = self._session.balancer.global_batch, self._session.wire
         allow_nan = self._session.balancer.allow_nan
         other = LoadBalance(BSP(), global_batch=batch, allow_nan=allow_nan, patience=self._patience, wire=wire)

@@ -273,6 +273,7 @@ class BalancedLoader:
                 f"({cutter.least}); every iter() of an IterableDataset or of a sampler must give all of them again; "
                 "drop_last needs global_batch of them"
             )
+        session.balancer.note_epoch(cutter.order.size)
         self._require_data_on_all()
         while cutter.more:
             over = yield from self._micro_batches.until(self._stops)

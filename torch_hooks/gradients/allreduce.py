@@ -15,6 +15,10 @@ The table travels behind the gradients of the last bundle, so agreeing costs no 
 begins to train other parameters, ranks must agree on these before anything of another size leaves. So what is
 bundled so far travels once more, full of zeros, with the table; then the new bundles follow. The table travels by
 itself in the very first round, and where no bundle can carry it.
+
+**Noise.** In every k-th round the squares of what this rank sends and of the sums are taken, for the noise scale
+(``hvd_hetero.measurement.gradient_noise``), and travel with the next table. Each takes one pass over the gradients. k
+is 1 for small models, and 8 from a million parameters on, which is arbitrary.
 """
 
 from __future__ import annotations
@@ -31,11 +35,13 @@ from hvd_hetero.rounds import RoundTable, checksum
 from torch_hooks.gradients.bundles import Bundle, Rows, bundles_of
 from torch_hooks.gradients.parameter_norm import ParameterNorm, kernels_here
 from torch_hooks.gradients.sparse import Layouts
+from torch_hooks.gradients.squares import Squares
 from torch_hooks.gradients.synchroniser import Synchroniser, Trained
 
 __all__ = ["Allreduce"]
 
 _LOOKED_AT = 2**12  # numbers of a bundle, some microseconds: a loss's NaN reaches all of them (arbitrary)
+_EVERY, _NUMBERS = 8, 2**17  # rounds, and parameters for each of them
 _trained = attrgetter("requires_grad")
 
 
@@ -59,6 +65,11 @@ class Allreduce(Synchroniser):
         """The bundle with room for the table; the last."""
         self._bundled = b""
         """Which parameters are trained, as they are bundled."""
+        self._every = 1
+        """Rounds of which one is measured."""
+        self._own: list[torch.Tensor] = []
+        """The squares of what this rank sends, in a round that is measured."""
+        self._squares: Squares | None = None
         self._watch()
 
     def extend(self, parameters: Iterable[torch.Tensor]) -> None:
@@ -82,20 +93,50 @@ class Allreduce(Synchroniser):
             self._collect()  # stops all ranks, if only some have changed what they train
             self._layouts.agree()
             self._bundle_again()
-        self._send(weight, table=not changed)
+        self._own, measures = [], self._measures
+        self._send(weight, table=not changed, measures=measures)
         self._collect()
         if 0 in now:
             self._require_no_gradient_of_frozen()
         correction = self._balancer.agree()
+        self._squares = self._measured(correction) if measures else None
         for bundle in self._bundles:
             bundle.take_apart(correction)
         self._layouts.back_to_rows()
         self._broken = False
 
-    def _send(self, weight: float | None, *, table: bool = True) -> None:
+    @property
+    def _measures(self) -> bool:
+        """True: the squares of this round's gradients are taken. Not where a gradient's size says what was done."""
+        balancer = self._balancer
+        return balancer.workers > 1 and balancer.rounds % self._every == 0 and not balancer.policy.weighs_twice
+
+    def _measured(self, correction: float) -> Squares:
+        """Return the squares of a round that is agreed, before its sums are corrected.
+
+        Of its mean g_i, a rank has sent w_i g_i / X; the sums are corrected by X / W. Where weights w_i are no samples,
+        it counts as the samples that have the same share.
+        """
+        balancer = self._balancer
+        assert balancer.finished is not None, "the round has been agreed"
+        table, unscaled = balancer.finished.table, math.exp(-2.0 * self.scale)  # a gradient scaler's
+        weights = table.figures("weight")
+        mine, whole = weights[balancer.rank], math.fsum(weights)
+        own_factor = (correction * whole / mine) ** 2 if mine else 0.0
+        return Squares.of(
+            mine * table.total / whole if mine else 0.0, unscaled * own_factor, self._own,
+            unscaled * correction**2, [bundle.square() for bundle in self._bundles],
+        )  # fmt: skip
+
+    def _squares_before(self) -> tuple[float, float, float]:
+        return (0.0, 0.0, 0.0) if self._squares is None else self._squares.read()
+
+    def _send(self, weight: float | None, *, table: bool = True, measures: bool = False) -> None:
         """Send all bundles, without a weight full of zeros, and the table with the last one that can carry it."""
         for bundle in self._bundles:
             numbers = bundle.fill(weight)
+            if measures:
+                self._own.append(bundle.square())
             self._look(numbers)
             if table and bundle is self._carrier:
                 bundle.room.copy_(self._row())
@@ -126,6 +167,7 @@ class Allreduce(Synchroniser):
             self._carrier.carry(RoundTable.length(self._balancer.workers))
             self._bundles.remove(self._carrier)
             self._bundles.append(self._carrier)
+        self._every = min(max(sum(bundle.size for bundle in self._bundles) // _NUMBERS, 1), _EVERY)
         self.thawed = True
 
     def _require_no_gradient_of_frozen(self) -> None:

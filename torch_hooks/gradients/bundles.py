@@ -11,6 +11,7 @@ from hvd_hetero.communication.wire import Handle
 from hvd_hetero.errors import RoundStateError
 from torch_hooks.gradients.compression import Compressed
 from torch_hooks.gradients.sparse import Gather, Layouts
+from torch_hooks.gradients.squares import square_of
 from torch_hooks.wires.choice import TorchWire
 
 __all__ = ["Bundle", "Rows", "bundles_of", "shares_memory"]
@@ -91,6 +92,10 @@ class Bundle:
             numbers.mul_(weight)
         return numbers
 
+    def square(self) -> torch.Tensor:
+        """Return the squared norm of what it was filled with; after `collect`, of the sums."""
+        return square_of(self._whole[: self._length])
+
     def send(self, wire: TorchWire) -> Handle:
         """Start the sum of what it was filled with."""
         if self._compression is None:
@@ -132,7 +137,13 @@ class Rows:
         self._layouts = layouts
         self._compression = compression
         self._sent: tuple[torch.Tensor, float]
+        self._sum: torch.Tensor | None = None
         self._under_way: Gather
+
+    @property
+    def size(self) -> int:
+        """Numbers of the whole gradient."""
+        return self._parameter.numel()
 
     def fill(self, weight: float | None) -> torch.Tensor:
         """Take this rank's rows and their weight and return them; none if none arose, or if there is no weight."""
@@ -143,6 +154,11 @@ class Rows:
             rows = self._layouts.rows(self._parameter, gradient)
         self._sent = rows, weight or 0.0
         return rows
+
+    def square(self) -> torch.Tensor:
+        """Return the squared norm of what it was filled with; after `collect`, of the sums."""
+        rows, weight = self._sent if self._sum is None else (self._sum, 1.0)
+        return square_of(rows.values().reshape(-1)) * weight**2
 
     def send(self, wire: TorchWire) -> Handle:
         """Lay the rows of all ranks end to end."""
@@ -159,8 +175,10 @@ class Rows:
 
     def take_apart(self, factor: float) -> None:
         """Make their sum, ``factor`` times, the gradient of the parameter."""
+        assert self._sum is not None, "they were collected"
         self._parameter.grad = self._sum if factor == 1.0 else self._sum * factor
-        del self._sum, self._sent
+        self._sum = None
+        del self._sent
 
 
 def bundles_of(names: dict[torch.Tensor, str], layouts: Layouts, compression: Any) -> list[Bundle | Rows]:

@@ -76,6 +76,10 @@ class Synchroniser(ABC):
         """Return a checksum of which parameters are trained, if ranks would wait for each other's gradients."""
         return 0
 
+    def _squares_before(self) -> tuple[float, float, float]:
+        """Return what an earlier round's gradients were measured to be: see ``Balancer.report``."""
+        return 0.0, 0.0, 0.0
+
     def _row(self) -> torch.Tensor:
         """Return this rank's part of the table, now that its last gradient is there."""
         # After local steps, of which ranks do different numbers, a schedule per step has come to different places.
@@ -83,7 +87,7 @@ class Synchroniser(ABC):
         witness, bits = self._shown
         report = self._balancer.report(
             settings=settings, witness=witness, bits=bits, broken=self._broken, trained=self._trained(),
-            dtype=_IN_NUMPY[self._table_type],
+            squares=self._squares_before(), dtype=_IN_NUMPY[self._table_type],
         )  # fmt: skip
         return torch.from_numpy(report)
 

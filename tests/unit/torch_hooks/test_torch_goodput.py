@@ -1,0 +1,254 @@
+"""Noise of gradients, and batches that adapt, on ranks that are threads: beside what one process makes of it."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch.nn import functional  # noqa: E402
+from torch.utils.data import TensorDataset  # noqa: E402
+
+from hvd_hetero.policies import BSP, LBBSP, Goodput, StaticAllocation  # noqa: E402
+from hvd_hetero.testing import ThreadRankError, run_on_threads  # noqa: E402
+from torch_hooks import BalancedLoader, DistributedOptimizer, GradScaler, LoadBalance  # noqa: E402
+
+torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)  # imports what all threads would import at once
+SAMPLES, START, RATE = 61, 8, 0.05
+GENERATOR = torch.Generator().manual_seed(3)
+X = torch.randn(SAMPLES, 3, generator=GENERATOR, dtype=torch.float64)
+Y = torch.sin(X.sum(1, keepdim=True)) + 0.5 * torch.randn(SAMPLES, 1, generator=GENERATOR, dtype=torch.float64)
+WORDS = torch.randint(0, 5, (SAMPLES, 2), generator=GENERATOR)
+
+
+class Changing(Goodput):
+    """Another batch in every round, whatever it costs."""
+
+    def chosen(self, total, between, seconds):
+        return {8: 12, 12: 6, 6: 16, 16: 8}[total]
+
+
+def changing(**options):
+    return Changing(start=START, least=6, most=16, **options)
+
+
+@pytest.fixture(autouse=True)
+def every_round(monkeypatch):
+    monkeypatch.setattr("hvd_hetero.policies.goodput._EVERY", 1)
+
+
+def dense():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1)).double()
+
+
+class Bag(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words = torch.nn.Embedding(5, 4, sparse=True)
+        self.out = torch.nn.Linear(4, 1)
+
+    def forward(self, words):
+        return self.out(self.words(words).sum(1))
+
+
+def flat(model):
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def gradient(model, data, index):
+    model.zero_grad()
+    functional.mse_loss(model(data[index]), Y[index]).backward()
+    return torch.cat([p.grad.to_dense().flatten() for p in model.parameters()])
+
+
+def on_threads(model, policy, batch, rounds, *, ranks=3, data=X, rate=RATE, scaled=False, **options):
+    """Train copies; returns parameters, every rank's samples of each round, noise scales of the records, progress."""
+
+    def case(rank):
+        mine = copy.deepcopy(model)
+        balance = LoadBalance(policy(), global_batch=batch(), **options)
+        loader = BalancedLoader(TensorDataset(data, Y, torch.arange(SAMPLES)), balance, shuffle=True, stop_at=rounds)
+        optimizer = DistributedOptimizer(
+            torch.optim.SGD(mine.parameters(), lr=rate), balance, named_parameters=mine.named_parameters()
+        )
+        scaler = GradScaler("cpu", optimizer=optimizer, enabled=scaled, init_scale=1024.0, growth_interval=3)
+        scales, seen = [], [[] for _ in range(rounds)]
+        balance.on_round(lambda record: scales.append(record.get("noise_scale")))
+        while balance.rounds < rounds:
+            for x, y, index in loader:
+                seen[balance.rounds] += index.tolist()
+                optimizer.zero_grad()
+                scaler.scale(functional.mse_loss(mine(x), y)).backward()
+                scaler.step(optimizer)
+                scaler.update()
+        balance.close()
+        assert optimizer.param_groups[0]["lr"] == rate, "the user's learning rate stays"
+        return flat(mine), seen, scales, balance.progress
+
+    parameters, seen, scales, progress = zip(*run_on_threads(case, ranks), strict=True)
+    assert len(set(progress)) == 1
+    assert all((of == parameters[0]).all() for of in parameters), "the same bits"
+    return parameters[0], list(zip(*seen, strict=True)), scales[0], progress[0]
+
+
+def expected(model, rounds, *, power, data=X, rate=RATE, measured=lambda round: True):
+    """One process on the same rounds: parameters, noise scale after each round, and progress."""
+    model, variances, squares, scales, progress = copy.deepcopy(model), [], [], [], 0.0
+    for number, parts in enumerate(rounds):
+        index = [i for part in parts for i in part]
+        known = bool(squares) and sum(squares) > 0
+        scale = sum(variances) / sum(squares) if known else math.inf
+        scales.append(scale if squares else None)
+        worth = 1.0
+        if squares:
+            worth = (scale / START + 1) / (scale / len(index) + 1) if known else len(index) / START
+        progress += worth
+        whole = gradient(model, data, index)
+        if measured(number):
+            own = [(len(part), gradient(model, data, part)) for part in parts if part]
+            variance = sum(b * (g - whole).square().sum() for b, g in own) / (len(own) - 1)
+            variances.append(float(variance))
+            squares.append(float(whole.square().sum() - variance * (1 / len(index) - 1 / SAMPLES)))
+        step, begin = rate * worth**power * whole, 0
+        for p in model.parameters():
+            p.data -= step[begin : begin + p.numel()].view_as(p)
+            begin += p.numel()
+    return flat(model), scales, progress
+
+
+def require_same_noise(found, wanted):
+    assert len(found) == len(wanted)
+    for mine, other in zip(found, wanted, strict=True):
+        assert (mine is None) == (other is None or other == math.inf)
+        if mine is not None:
+            assert mine == pytest.approx(other, rel=1e-8)
+
+
+@pytest.mark.parametrize(
+    "policy", [lambda: StaticAllocation([3, 1, 2]), lambda: BSP(max_micro_batch=2), lambda: StaticAllocation([0, 1, 3])]
+)
+def test_the_noise_scale_is_what_the_ranks_gradients_say(policy):
+    model = dense()
+    parameters, rounds, scales, progress = on_threads(model, policy, lambda: 12, 12)
+    wanted, noise, _ = expected(model, rounds, power=0.0)
+    torch.testing.assert_close(parameters, wanted, rtol=0, atol=1e-10)
+    require_same_noise(scales, noise)
+    assert sum(scale is not None for scale in scales) > 2
+    assert progress == 12, "without an adaptive batch, rounds"
+
+
+def test_rows_of_sparse_gradients_and_scaled_ones_tell_the_same():
+    for model, data, scaled in ((Bag().double(), WORDS, False), (dense(), X, True)):
+        _, rounds, scales, _ = on_threads(
+            model, lambda: StaticAllocation([3, 1, 2]), lambda: 12, 10, data=data, scaled=scaled
+        )
+        require_same_noise(scales, expected(model, rounds, power=0.0, data=data)[1])
+
+
+@pytest.mark.parametrize(("rule", "power"), [("adascale", 1.0), ("square-root", 0.5), ("constant", 0.0)])
+@pytest.mark.parametrize("policy", [LBBSP, lambda: BSP(max_micro_batch=3)])
+def test_a_changing_batch_trains_as_one_process_does_and_visits_each_sample_once(policy, rule, power):
+    model, rounds = dense(), 14
+    parameters, seen, scales, progress = on_threads(
+        model, policy, lambda: changing(learning_rate=rule), rounds, ranks=2
+    )
+    wanted, noise, worth = expected(model, seen, power=power)
+    torch.testing.assert_close(parameters, wanted, rtol=0, atol=1e-10)
+    require_same_noise(scales, noise)
+    assert progress == pytest.approx(worth, rel=1e-9)
+    assert len({sum(map(len, parts)) for parts in seen}) >= 4
+    visited = [i for parts in seen for part in parts for i in part]
+    assert sorted(visited[:SAMPLES]) == list(range(SAMPLES))
+
+
+def test_worker_processes_fix_batches_ahead(tmp_path):
+    model = dense()
+
+    def case(rank):
+        mine, seen = copy.deepcopy(model), []
+        balance = LoadBalance("bsp", global_batch=changing())
+        data = TensorDataset(X, Y, torch.arange(SAMPLES))
+        loader = BalancedLoader(data, balance, stop_at=10, num_workers=1, prefetch_factor=2)
+        optimizer = DistributedOptimizer(torch.optim.SGD(mine.parameters(), lr=RATE), balance, mine.named_parameters())
+        while balance.rounds < 10:
+            for x, y, index in loader:
+                seen.append(index.tolist())
+                optimizer.zero_grad()
+                functional.mse_loss(mine(x), y).backward()
+                optimizer.step()
+        balance.close()
+        return flat(mine), seen
+
+    parameters, seen = zip(*run_on_threads(case, 2), strict=True)
+    rounds = list(zip(*seen, strict=True))
+    wanted, _, _ = expected(model, rounds, power=1.0)
+    torch.testing.assert_close(parameters[0], wanted, rtol=0, atol=1e-10)
+    assert len({sum(map(len, parts)) for parts in rounds}) >= 3
+
+
+def test_a_saved_training_goes_on_with_its_batch_and_progress():
+    def case(rank):
+        found = []
+        for rounds, state in ((5, None), (10, "saved"), (10, None)):
+            balance = LoadBalance("bsp", global_batch=changing())
+            loader = BalancedLoader(TensorDataset(X, Y), balance, stop_at=rounds)
+            model = dense()
+            optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=RATE), balance)
+            if state is not None:
+                balance.load_state_dict(found[0][0])
+                loader.load_state_dict(found[0][1])
+                model.load_state_dict(found[0][2])
+            while balance.rounds < rounds:
+                for x, y in loader:
+                    optimizer.zero_grad()
+                    functional.mse_loss(model(x), y).backward()
+                    optimizer.step()
+            kept = balance.state_dict(), loader.state_dict(), copy.deepcopy(model.state_dict())
+            found.append((*kept, balance.progress, balance.plan))
+            balance.close()
+        return [(of[3], of[4]) for of in found]
+
+    for _, resumed, whole in run_on_threads(case, 2):
+        # The squares of the round before a save are not saved: the averages lack one round.
+        assert resumed[1] == whole[1]
+        assert resumed[0] == pytest.approx(whole[0], rel=0.1)
+
+
+def refused(case, message):
+    with pytest.raises(ThreadRankError, match=message):
+        run_on_threads(case, 2)
+
+
+def test_what_cannot_adapt_is_refused_with_a_way_out():
+    refused(lambda rank: LoadBalance("non-blocking", global_batch=changing()), "decides more")
+    refused(lambda rank: LoadBalance("bsp", global_batch=changing()).also(), "several optimizers")
+
+    def beside(rank):
+        balance = LoadBalance("bsp", global_batch=changing())
+        for _ in BalancedLoader(TensorDataset(X, Y), balance):
+            raise AssertionError("no batch comes")
+
+    refused(beside, "DistributedOptimizer")
+
+
+def test_a_schedule_that_counts_steps_is_told_of_progress(caplog):
+    def case(rank):
+        model = dense()
+        balance = LoadBalance("bsp", global_batch=changing())
+        loader = BalancedLoader(TensorDataset(X, Y), balance, stop_at=4)
+        optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=RATE), balance)
+        torch.optim.lr_scheduler.StepLR(optimizer, 100)
+        for x, y in loader:
+            optimizer.zero_grad()
+            functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+        balance.close()
+
+    with caplog.at_level(logging.WARNING):
+        run_on_threads(case, 2)
+    told = [record for record in caplog.records if "balance.progress" in record.getMessage()]
+    assert len(told) == 1, "once, on rank 0"

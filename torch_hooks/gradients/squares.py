@@ -1,0 +1,71 @@
+"""Squared norms of gradients: this rank's own, and those of the mean over all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+__all__ = ["Squares", "square_of"]
+
+_WHOLE = (torch.float32, torch.float64)
+
+
+def square_of(numbers: torch.Tensor) -> torch.Tensor:
+    """Return the sum of the squares of a flat tensor, where it is: no host waits for it."""
+    if numbers.dtype in _WHOLE:
+        return numbers.dot(numbers)
+    wide = torch.complex64 if numbers.is_complex() else torch.float32  # halves would overflow
+    norm: torch.Tensor = torch.linalg.vector_norm(numbers, dtype=wide)
+    return norm.square()
+
+
+@dataclass(slots=True)
+class Squares:
+    """What was measured of one round, until the next row of the table leaves.
+
+    On a device the numbers are computed later than they are asked for. They are copied when they are ready, and a round
+    later they are there.
+    """
+
+    samples: float
+    """Samples of this rank, as far as they count in the mean."""
+    own_factor: float
+    """The factor from the square of what this rank has sent to that of its mean gradient."""
+    own: torch.Tensor
+    mean_factor: float
+    mean: torch.Tensor
+    arrived: torch.cuda.Event | None = None
+
+    @classmethod
+    def of(
+        cls,
+        samples: float,
+        own_factor: float,
+        own: Sequence[torch.Tensor],
+        mean_factor: float,
+        mean: Sequence[torch.Tensor],
+    ) -> Squares:
+        """Take the squares of all parts of the gradients."""
+        squares = cls(samples, own_factor, _sum(own), mean_factor, _sum(mean))
+        if squares.own.device.type == "cuda":
+            squares.own, squares.mean = _on_host(squares.own), _on_host(squares.mean)
+            squares.arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            squares.arrived.record()
+        return squares
+
+    def read(self) -> tuple[float, float, float]:
+        """Return samples, the square of this rank's mean gradient, and of that of all ranks."""
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        return self.samples, self.own_factor * float(self.own), self.mean_factor * float(self.mean)
+
+
+def _sum(squares: Sequence[torch.Tensor]) -> torch.Tensor:
+    first = squares[0]
+    return torch.stack([each.to(first.device, first.dtype) for each in squares]).sum()
+
+
+def _on_host(number: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(number, device="cpu", pin_memory=True).copy_(number, non_blocking=True)
