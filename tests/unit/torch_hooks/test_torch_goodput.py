@@ -15,6 +15,7 @@ from torch.utils.data import TensorDataset  # noqa: E402
 from hvd_hetero.policies import BSP, LBBSP, Goodput, StaticAllocation  # noqa: E402
 from hvd_hetero.testing import ThreadRankError, run_on_threads  # noqa: E402
 from torch_hooks import BalancedLoader, DistributedOptimizer, GradScaler, LoadBalance  # noqa: E402
+from torch_hooks.gradients.squares import square_of  # noqa: E402
 
 torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)  # imports what all threads would import at once
 SAMPLES, START, RATE = 61, 8, 0.05
@@ -252,3 +253,11 @@ def test_a_schedule_that_counts_steps_is_told_of_progress(caplog):
         run_on_threads(case, 2)
     told = [record for record in caplog.records if "balance.progress" in record.getMessage()]
     assert len(told) == 1, "once, on rank 0"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64])
+def test_squares_of_any_type_and_length(dtype):
+    for length in (0, 1, 2**19 + 5):
+        numbers = torch.randn(length, generator=torch.Generator().manual_seed(length)).to(dtype)
+        wanted = float(numbers.to(torch.complex128).abs().square().sum())
+        assert float(square_of(numbers)) == pytest.approx(wanted, rel=1e-4)
