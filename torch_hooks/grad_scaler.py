@@ -50,13 +50,13 @@ class GradScaler(torch.amp.GradScaler):
             )
         self._optimizer = optimizer
         if self.is_enabled():
-            optimizer.use_scaler(self)
+            optimizer._use_scaler(self)
             self._tell_scale()
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> bool:  # type: ignore[override]
         """Synchronise and unscale, if the round is complete; return whether it is. This is the place to clip."""
         self._must_be_mine(optimizer)
-        if not (self._optimizer.synchronised or self._optimizer.synchronize()):
+        if not (self._optimizer._synchronised or self._optimizer.synchronize()):
             return False
         super().unscale_(optimizer)
         return True
@@ -66,7 +66,7 @@ class GradScaler(torch.amp.GradScaler):
         if not self.is_enabled():
             return super().step(optimizer, *args, **kwargs)
         self._must_be_mine(optimizer)
-        ready = self._optimizer.synchronised or self._optimizer.synchronize()
+        ready = self._optimizer._synchronised or self._optimizer.synchronize()
         with self._optimizer.skip_synchronize():  # a round that ends early must not end between the two
             if ready:
                 return super().step(optimizer, *args, **kwargs)
@@ -76,7 +76,7 @@ class GradScaler(torch.amp.GradScaler):
     def update(self, new_scale: float | torch.Tensor | None = None) -> None:
         """Change the scale after a round; inside one it has to stay."""
         if self.is_enabled():
-            if self._optimizer.between_updates:
+            if self._optimizer._between_updates:
                 return
             super().update(new_scale)
             self._tell_scale()
@@ -96,7 +96,7 @@ class GradScaler(torch.amp.GradScaler):
 
     def _tell_scale(self) -> None:
         scale = self.get_scale()  # waits for the device, as step() has done just now to look for infinities
-        self._optimizer.note_scale(math.log(scale) if scale > 0 else -math.inf)
+        self._optimizer._note_scale(math.log(scale) if scale > 0 else -math.inf)
 
     def _must_be_mine(self, optimizer: torch.optim.Optimizer) -> None:
         if optimizer is not self._optimizer:

@@ -210,7 +210,7 @@ class DistributedOptimizer(Updates):
         self._gathered.close()
         session = self._serves()
         if session is not None and session.optimizer is self and not self._balancer.synchronising:
-            self.abandon_round()
+            self._abandon_round()
             session.optimizer = None
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -305,7 +305,7 @@ class DistributedOptimizer(Updates):
         # PyTorch's scaler looks here first. It would hand its factor to a fused optimizer by attributes of this object,
         # which never reach it; and it unscales by an operation that leaves a tensor's version as it was, so that no
         # later look would find it out.
-        if not self.synchronised:
+        if not self._synchronised:
             raise RoundStateError(_STOCK_SCALER)
         return False
 

@@ -29,10 +29,10 @@ _WAY_OUT = (
 class Undoes(Protocol):
     """What a shortage needs of an optimizer whose micro-batch may be undone."""
 
-    def guard_micro_batch(self) -> None:
+    def _guard_micro_batch(self) -> None:
         """Be able to undo the micro-batch that has begun."""
 
-    def undo_micro_batch(self) -> bool:
+    def _undo_micro_batch(self) -> bool:
         """Undo it; return whether that was possible."""
 
 
@@ -70,7 +70,7 @@ class Shortage:
         self._survives = True
         try:
             for optimizer in optimizers:
-                optimizer.guard_micro_batch()
+                optimizer._guard_micro_batch()
             yield
         except Exception as error:
             if not is_out_of_memory(error):
@@ -104,7 +104,7 @@ class Shortage:
             raise self._fatal("with several optimizers, whose batches are not done again") from error
         if work.round < 0:
             raise self._fatal("with a batch of your own, which only a BalancedLoader could cut") from error
-        if not (balancer.computing and optimizers and optimizers[0].undo_micro_batch()):
+        if not (balancer.computing and optimizers and optimizers[0]._undo_micro_batch()):
             raise self._fatal("in step() or after it, which is not done again") from error
         parts = balancer.out_of_memory(cramped=self._cramped)
         self._failures_seen = _failures()

@@ -43,13 +43,13 @@ _WAYS_OUT = WaysOut(
 class RoundOptimizer(Undoes, Protocol):
     """What a session asks of an optimizer."""
 
-    def begin_micro_batch(self) -> None:
+    def _begin_micro_batch(self) -> None:
         """Begin a micro-batch."""
 
-    def idle_round(self) -> None:
+    def _idle_round(self) -> None:
         """End a round without data."""
 
-    def abandon_round(self) -> None:
+    def _abandon_round(self) -> None:
         """Forget what an unfinished round has gathered."""
 
     def close(self) -> None:
@@ -143,7 +143,7 @@ class TorchSession:
         assert self.optimizer is not None, "else rounds go beside a reducer"
         self.shortage.begins(cramped=cramped)
         self.balancer.begin(work, input_s)
-        self.optimizer.begin_micro_batch()
+        self.optimizer._begin_micro_batch()
         for other in self._others:
             other.begin(work)
 
@@ -198,12 +198,12 @@ class TorchSession:
     def idle_round(self) -> None:
         """End a round without data, in which the loop's body does not run."""
         for optimizer in self.optimizers:
-            optimizer.idle_round()
+            optimizer._idle_round()
 
     def abandon_round(self) -> None:
         """Forget what an unfinished round has gathered."""
         for optimizer in self.optimizers:
-            optimizer.abandon_round()
+            optimizer._abandon_round()
         if self.beside is not None:
             self.beside.abandon()
 

@@ -47,6 +47,7 @@ class Updates(WrappedOptimizer):
         self._prefix = session.prefix
         self._earlier = session.earlier
         self._synchronised = False
+        """True: the gradients are the sums of all ranks, and the step has not followed yet."""
         self._declined = False
         self._made: MadeState | None = None
         self._synchroniser = synchroniser_of(
@@ -67,16 +68,11 @@ class Updates(WrappedOptimizer):
         broadcast_state(self._wire, optimizer, self._prefix)
 
     @property
-    def synchronised(self) -> bool:
-        """Whether the gradients are the sums of all ranks, and the step has not followed yet."""
-        return self._synchronised
-
-    @property
-    def between_updates(self) -> bool:
+    def _between_updates(self) -> bool:
         """Whether gradients are still being gathered for an update."""
         return self._balancer.between_updates
 
-    def begin_micro_batch(self) -> None:
+    def _begin_micro_batch(self) -> None:
         """Begin a micro-batch."""
         self._synchronised = False  # a gradient scaler may have left the last round's gradients unused
         self._declined = False
@@ -85,29 +81,29 @@ class Updates(WrappedOptimizer):
             self._made = None
         self._gathered.begin(adds=self._adds)
 
-    def guard_micro_batch(self) -> None:
+    def _guard_micro_batch(self) -> None:
         """Be able to undo the micro-batch that has begun: it may run out of memory."""
         self._gathered.guard()
 
-    def undo_micro_batch(self) -> bool:
+    def _undo_micro_batch(self) -> bool:
         """Undo the micro-batch; return whether that was possible."""
         return self._gathered.undo()
 
-    def abandon_round(self) -> None:
+    def _abandon_round(self) -> None:
         """Forget what an unfinished round has gathered."""
         if self._balancer.in_round:
             self._gathered.done()
             self._balancer.abandon()
             self._inner.zero_grad()
 
-    def idle_round(self) -> None:
+    def _idle_round(self) -> None:
         """End a round without data: add nothing to what it has gathered, if anything, then update as everybody does."""
         if self._scaler is not None:
             self._scaler.step_without_data()
         else:
             self.step()  # which a user's subclass, or a schedule, may have given more to do
 
-    def use_scaler(self, scaler: Scaler) -> None:
+    def _use_scaler(self, scaler: Scaler) -> None:
         """Gradients are scaled, which a rank without data must know, too."""
         if not self._synchroniser.keeps_ranks_alike:
             raise ValueError(
@@ -117,7 +113,7 @@ class Updates(WrappedOptimizer):
             )
         self._scaler = scaler
 
-    def note_scale(self, logarithm: float) -> None:
+    def _note_scale(self, logarithm: float) -> None:
         """Note the scale of the gradients to come, which must be the same on every rank."""
         self._synchroniser.scale = logarithm
 
