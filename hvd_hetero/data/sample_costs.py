@@ -6,8 +6,7 @@ x_i / X of the round's, wherever they stand in the slice of the order that the r
 not depend on it, and the gradient neither, since each rank's counts as many as it holds.
 
 All ranks divide all samples of the round, in integers, and so agree. If filling up batches costs something, a rank's
-samples should be of similar length: of both divisions in ``allocation.by_cost`` that one is taken whose latest rank is
-sooner.
+samples should be of similar length (``allocation.by_cost``).
 """
 
 from __future__ import annotations
@@ -31,6 +30,7 @@ __all__ = ["NO_COSTS", "CostOf", "SampleCosts", "SharedOut"]
 CostOf: TypeAlias = "Callable[[Any], float] | npt.ArrayLike"
 """A number for each sample, or a function of a sample's index, or of a sample of a stream."""
 
+_NOTICED = 10  # a tenth of what samples cost besides (arbitrary): what is measured of less may be noise
 _UNITS = 2**20  # of the largest cost: sums of 2^24 samples fit 64 bits, and one part in a million is no loss
 
 
@@ -134,16 +134,13 @@ class SampleCosts:
         return needed(room(lengths, self._largest)) if self._largest else 1
 
     def _divided(self, costs: IntArray, padded: IntArray, plan: RoundPlan, least: int) -> IntArray:
-        """Return the rank of each sample, by the better of both divisions."""
+        """Return the rank of each sample."""
         shares = plan.shares
         by_number = np.repeat(np.arange(plan.workers), shares)
-        found = divide(costs, shares, least=least)
-        soonest = latest(costs, padded, shares, found)
-        if padded.any():
-            runs = divide_padded(costs, padded, shares, least=least)
-            if (time := latest(costs, padded, shares, runs)) < soonest:
-                found, soonest = runs, time
-        self._fit.by_number = float(latest(costs, padded, shares, by_number) / soonest)
+        fills = padded.sum() * _NOTICED > costs.sum()
+        found = divide_padded(costs, padded, shares, least=least) if fills else divide(costs, shares, least=least)
+        by_number_s, by_cost_s = (latest(costs, padded, shares, ranks) for ranks in (by_number, found))
+        self._fit.by_number = by_number_s / by_cost_s
         return found
 
     def _in_units(self, lengths: FloatArray) -> tuple[IntArray, IntArray]:
