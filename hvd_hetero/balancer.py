@@ -160,11 +160,7 @@ class Balancer:
 
     def learn_costs(self) -> CostMeter:
         """Learn from now on what samples cost by their lengths, and return what learns it."""
-        if self.meter.costs is None:
-            from hvd_hetero.measurement.cost_meter import CostMeter  # SciPy takes some tenths of a second
-
-            self.meter.costs = CostMeter()
-        return self.meter.costs
+        return self.meter.learns_costs()
 
     def set_lead(self, rounds: int) -> None:
         """Fix plans this many rounds ahead. Before the first round only, and the same on every rank."""

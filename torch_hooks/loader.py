@@ -90,7 +90,9 @@ class BalancedLoader:
         number. How time depends on these numbers is measured. For "lb-bsp", "bsp" and ``StaticAllocation``.
     max_micro_batch_cost
         The number of a micro-batch's samples times the greatest ``cost_of`` among them that memory allows. A rank's
-        share is cut into as many micro-batches as that needs, with samples of similar cost put together.
+        share is cut into as many micro-batches as that needs, with samples of similar cost put together. Beside a
+        reducer of your own all ranks do equally many; in a round with too few samples for that one may hold a sample
+        more.
     collate_fn, num_workers, prefetch_factor, loader_options
         As in ``DataLoader``. Of a stream, worker processes read samples and the main process collates them.
     """

@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import replace
 from typing import Any
 
-from hvd_hetero.rounds import MicroBatch
+from hvd_hetero.rounds import MicroBatch, SampleFigures
 
 __all__ = ["Parts"]
 
@@ -39,7 +39,11 @@ class Parts:
             part = part[:size]
         self._part = part
         last = self._work.last and not self._waiting
-        return replace(self._work, samples=len(part), last=last, figures=None), part
+        work = self._work
+        if work.figures is not None:
+            of = len(part) / work.samples  # of its parts, nearly
+            work = replace(work, figures=SampleFigures(*(figure * of for figure in work.figures)))
+        return replace(work, samples=len(part), last=last), part
 
     def again(self, most: int) -> None:
         """Hand out the part just taken once more, in smaller ones: it did not fit either."""

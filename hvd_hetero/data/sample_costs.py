@@ -51,10 +51,14 @@ class SharedOut:
 class SampleCosts:
     """What samples cost. ``size``: the samples of the dataset; None: a stream.
 
-    ``largest``: the number of a micro-batch's samples times its greatest length; 0: any.
+    ``largest``: the number of a micro-batch's samples times its greatest length; 0: any. ``minimum``: the samples of
+    each rank that has some, while there are enough.
     """
 
-    def __init__(self, cost_of: CostOf, fit: CostMeter, size: int | None, largest: float | None = None) -> None:
+    def __init__(
+        self, cost_of: CostOf, fit: CostMeter, size: int | None, largest: float | None = None, minimum: int = 1
+    ) -> None:
+        self._minimum = minimum
         self.rule: CostRule = LENGTHS
         """What samples cost in the next round to be cut."""
         self._fit = fit
@@ -96,7 +100,12 @@ class SampleCosts:
                 "max_micro_batch of the policy counts samples, and cost_of says that they are unequal; give "
                 "max_micro_batch_cost beside cost_of instead"
             )
-        return cls(cost_of, fit, size, largest)
+        if policy.multiple_of > 1:
+            raise ValueError(
+                f"multiple_of must be 1 with cost_of, which divides by cost and not by number, got "
+                f"{policy.multiple_of}; leave it out"
+            )
+        return cls(cost_of, fit, size, largest, policy.minimum)
 
     @property
     def limited(self) -> bool:
@@ -111,19 +120,25 @@ class SampleCosts:
         lengths = self._lengths_of(samples)
         self._fit.saw(SampleFigures.of(lengths))
         costs, padded = self._in_units(lengths)
-        least = max(in_step, 1)
+        enough = len(lengths) // int(np.count_nonzero(plan.shares))
+        least, count = max(1, min(max(in_step, self._minimum), enough)), in_step
         while True:
             ranks = self._divided(costs, padded, plan, least)
-            places = [_longest_first(np.flatnonzero(ranks == each), lengths) for each in range(plan.workers)]
-            most = max(self._needed(lengths[mine]) for mine in places) if in_step else 0
-            most = min(most, len(lengths) // plan.workers)  # then a micro-batch may hold one sample more
-            if most <= least:
+            if not (in_step and self._largest):
                 break
-            least = most  # so that each rank has a sample for each
-        mine, checksum = places[rank], zlib.crc32(ranks.astype("<i8").tobytes())
+            held = (_longest_first(np.flatnonzero(ranks == each), lengths) for each in range(plan.workers))
+            # Where a round has too few samples for that, a micro-batch may hold one sample more.
+            count = min(max(in_step, *(self._needed(lengths[each]) for each in held)), enough)
+            if count <= least:
+                break
+            least = count  # so that each rank has a sample for each
+        mine, checksum = (
+            _longest_first(np.flatnonzero(ranks == rank), lengths),
+            zlib.crc32(ranks.astype("<i8").tobytes()),
+        )
         if not len(mine):
             return SharedOut(mine, (0,), (SampleFigures(),), checksum)
-        count = least if in_step else max(min(plan.micro_batches[rank], len(mine)), self._needed(lengths[mine]))
+        count = count if in_step else max(min(plan.micro_batches[rank], len(mine)), self._needed(lengths[mine]))
         rooms = room(lengths[mine], self._largest) if self._largest and count >= self._needed(lengths[mine]) else None
         sizes = cut(costs[mine], padded[mine], count, rooms)
         parts = np.split(lengths[mine], np.cumsum(sizes)[:-1])

@@ -235,7 +235,7 @@ class SpeedMeter:
 
     def _learn(self, known: _Round) -> None:
         count, seconds = known.planned or known.micro_batches, known.compute_s + known.input_s
-        if self.costs is not None:
+        if self.costs is not None and round(known.figures.number) == known.samples:
             self.costs.learn(known.figures, known.micro_batches, seconds)
         size, seconds = self.work_of(known) / count, seconds / count
         speed = size / seconds
@@ -246,9 +246,19 @@ class SpeedMeter:
         if self.profile is not None:
             self.profile.observe(round(size), seconds)
 
+    def learns_costs(self) -> CostMeter:
+        """Learn from now on what samples cost by their lengths, and return what learns it."""
+        if self.costs is None:
+            from hvd_hetero.measurement.cost_meter import CostMeter  # SciPy takes some tenths of a second
+
+            self.costs = CostMeter()
+        return self.costs
+
     def work_of(self, known: _Round | MicroBatch) -> float:
-        """Return samples, each as many as it costs of a mean one."""
-        return known.samples if self.costs is None or known.figures is None else self.costs.work_of(known.figures)
+        """Return samples, each as many as it costs of a mean one, or as one if its length is not known."""
+        if self.costs is None or known.figures is None:
+            return known.samples
+        return self.costs.work_of(known.figures) + known.samples - known.figures.number
 
     def most_of(self, work: MicroBatch) -> int:
         """Return how many of a micro-batch's samples fit in memory, if they are too many; else 0."""
@@ -291,7 +301,7 @@ class SpeedMeter:
         unpadded = figures._replace(padded=figures.length, padded_square=figures.square)
         whole = rule.of(figures)
         return {
-            "work": costs.work_of(figures) / self.round.rounds,
+            "work": self.work_of(self.round) / self.round.rounds,
             "padding": 1.0 - rule.of(unpadded) / whole if whole else 0.0,
             "by_number": costs.by_number,
             **{f"cost_{name}": of for name, of in rule._asdict().items() if costs.learned},
@@ -360,8 +370,8 @@ class SpeedMeter:
             self.profile.load_state_dict(state["profile"])
         if self.pace is not None and "pace" in state:
             self.pace.restore(state["pace"])
-        if self.costs is not None and "costs" in state:
-            self.costs.restore(state["costs"])
+        if "costs" in state:
+            self.learns_costs().restore(state["costs"])
 
     def _drivers(self) -> tuple[float, float]:
         if self._readings is None:

@@ -177,9 +177,9 @@ class LBBSP(Policy):
         return self._with_rests(plan, rest, self._resting.due(), speeds, fixed, limits)
 
     def _with_rests(
-        self, plan: RoundPlan, rest: list[int], tried: list[int], speeds: Floats, fixed: Floats, limits: Floats
+        self, plan: RoundPlan, rest: list[int], tried: int | None, speeds: Floats, fixed: Floats, limits: Floats
     ) -> RoundPlan:
-        """Return the best plan in which these ranks rest, but for some that are tried with their least share."""
+        """Return the best plan in which these ranks rest, but for one that may be tried with its least share."""
         speeds, awake = speeds.copy(), np.ones(plan.workers, dtype=np.bool_)
         speeds[rest], awake[rest] = math.nan, False
         if ((plan.shares > 0) != awake).any():
@@ -187,11 +187,11 @@ class LBBSP(Policy):
             least = np.where(awake, self._least, 0)
             plan = self._cut(proportional(wanted, plan.total, minimum=least, multiple_of=self.multiple_of), limits)
         plan = self._worthwhile(plan, speeds, fixed, limits)
-        if not tried:
+        if tried is None or plan.shares.max() < 2 * self._least:
             return plan
         shares = plan.shares.copy()
         shares[tried] = self._least
-        shares[shares.argmax()] -= self._least * len(tried)
+        shares[shares.argmax()] -= self._least
         return self._cut(shares, limits)
 
     def renegotiate(self, plan: RoundPlan, speeds: Sequence[float]) -> RoundPlan:

@@ -5,9 +5,9 @@ part. Without it the others take T_r, the best time of a split among them. So r 
 
     T_r < (1 - ε) max(t_r, T),        T the level at which ranks above their least share end together.
 
-This is asked of the rank with the largest t first, then of the next among the remaining ones, until one is worth its
-share. A rank that rests takes part in the sums, and measures nothing. So it is tried again: it gets its least share
-for one round in k, which costs t_r - T_r of it:
+Of the ranks by falling t, so many rest as make the round shortest: leaving out one of several that are equally slow
+saves nothing. A rank that rests takes part in the sums, and measures nothing. So it is tried again: it gets its least
+share for one round in k, which costs t_r - T_r of it:
 
     k = max(K, (t_r / T_r - 1) / c).
 
@@ -49,20 +49,27 @@ class Resting:
         if not ((speeds > 0.0) & (speeds < math.inf))[awake].all():
             return list(self._rounds)
         alone_s = (self._least + fixed) / (speeds * (1.0 + fixed / self._typical_size))
-        while len(awake) > 1:
-            slowest = max(awake, key=lambda rank: float(alone_s[rank]))
-            others = [rank for rank in awake if rank != slowest]
-            without_s = self._soonest_s(total, speeds[others], fixed[others])
-            if without_s >= (1.0 - _WORTH) * self._soonest_s(total, speeds[awake], fixed[awake]):
-                break
-            awake = others
-            rounds = (alone_s[slowest] / without_s - 1.0) / _FOR_TRIALS * (1.0 if fixed[slowest] else _IN_DOUBT)
-            self._rounds[slowest] = max(_LEAST_ROUNDS, math.ceil(rounds))
+        awake.sort(key=lambda rank: (-float(alone_s[rank]), rank))
+        best, least_s = 0, (1.0 - _WORTH) * self._soonest_s(total, speeds[awake], fixed[awake])
+        for left_out, slowest in enumerate(awake[:-1], start=1):
+            if alone_s[slowest] <= least_s:
+                break  # no round is as long as it is for this rank's sake
+            without_s = self._soonest_s(total, speeds[awake[left_out:]], fixed[awake[left_out:]])
+            if without_s < least_s:
+                best, least_s = left_out, without_s
+        for rank in awake[:best]:
+            rounds = (alone_s[rank] / least_s - 1.0) / _FOR_TRIALS * (1.0 if fixed[rank] else _IN_DOUBT)
+            self._rounds[rank] = max(_LEAST_ROUNDS, math.ceil(rounds))
         return list(self._rounds)
 
-    def due(self) -> list[int]:
-        """Return the ranks that are tried in the round to be planned; once more, if that has taught nothing."""
-        return [rank for rank, rounds in self._rounds.items() if rounds <= 0 and rounds % _LEAST_ROUNDS == 0]
+    def due(self) -> int | None:
+        """Return the rank that is tried in the round to be planned, if one is; again, if that has taught nothing."""
+        due = [rank for rank, rounds in self._rounds.items() if rounds <= 0]
+        if not due:
+            return None
+        tried = min(due, key=self._rounds.__getitem__)
+        self._rounds[tried] = _LEAST_ROUNDS  # its times come some rounds later
+        return tried
 
     def _soonest_s(self, total: int, speeds: Floats, fixed: Floats) -> float:
         return AffineCosts(speeds, fixed, self._typical_size, self._least, self._step).soonest_s(total)

@@ -65,7 +65,12 @@ OF_THREE = {
 }
 for kind in ("ddp", "horovod"):
     OF_THREE[kind] += ["tokens", "lengths"]
-OWN = {"own": ["tokens", "tokens, max_micro_batch", "lengths", "lengths, in micro-batches", "lengths of a stream"]}
+OWN = {
+    "own": [
+        "tokens", "tokens, max_micro_batch", "tokens, a rank without data", "lengths", "lengths, in micro-batches",
+        "lengths of a stream",
+    ],
+}  # fmt: skip
 
 
 def cases(table, *kinds):

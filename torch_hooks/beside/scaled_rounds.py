@@ -271,7 +271,7 @@ class Beside:
         balancer, work = self._balancer, self._balancer.work
         if own is not None:
             weight = _checked(own)
-            if work.weight is not None or balancer.between_updates or balancer.micro_batches_so_far:
+            if work.weight is not None or balancer.between_updates or max(work.plan.micro_batches) > 1:
                 raise ValueError(_OWN_WEIGHT)
             self.announce(weight)
             balancer.weigh(weight)

@@ -42,6 +42,8 @@ class MicroBatches:
         """True: all micro-batches of a round are read before its first one begins."""
         self.round: list[Any] = []
         """Those batches."""
+        self._told: deque[float] = deque()
+        """What the rest of them count, where all ranks have been told."""
         self.cutter = cutter
         self._session = session
         self._dataset = dataset
@@ -72,11 +74,17 @@ class MicroBatches:
             work, indices = self._pending.popleft()
             if work.round < session.balancer.rounds:
                 continue  # fetched ahead for a round that has ended early
+            if self.reads_rounds and self._weigh.given and not session.balancer.in_round:
+                weights = [self._weigh(each, work.samples) or 0.0 for each in self.round]
+                self._told = deque(weights)
+                session.announce(math.fsum(weights))
             if work.samples:
                 work = self._weighed(work, batch)
                 if not (work.samples or work.last):
                     skipped_s = time.perf_counter() - asked_at
                     continue  # it counts for nothing; the last one is needed to end the round
+            elif self._weigh.given:
+                work = replace(work, weight=0.0)
             if self.before_round is not None and not session.balancer.in_round:
                 began_at = time.perf_counter()
                 self.before_round()
@@ -87,9 +95,6 @@ class MicroBatches:
                 self.note_finished()
                 continue
             session.closed = self._note_closed
-            if self.reads_rounds and self._weigh.given and not session.balancer.in_round:
-                weights = [self._weigh(each, work.samples) or 0.0 for each in self.round]
-                session.announce(math.fsum(weights))
             session.begin(work, time.perf_counter() - asked_at)
             if work.samples:
                 try:
@@ -165,7 +170,7 @@ class MicroBatches:
 
     def _weighed(self, work: MicroBatch, batch: Any) -> MicroBatch:
         """Return the micro-batch with what it counts; without samples if that is nothing and no rank waits for it."""
-        weight = self._weigh(batch, work.samples)
+        weight = self._told.popleft() if self._told else self._weigh(batch, work.samples)
         if weight is None:
             return work
         if weight == 0.0 and self._session.beside is None:

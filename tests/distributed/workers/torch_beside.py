@@ -135,6 +135,7 @@ UNEQUAL = {
 OWN = {
     "tokens": Case(tokens="loader"),
     "tokens, max_micro_batch": Case("adamw", lambda: LBBSP(max_micro_batch=1), tokens="loader"),
+    "tokens, a rank without data": Case(policy=lambda: StaticAllocation([2, 0, 1][: hvd.size()]), tokens="loader"),
     "lengths": Case(lengths=True, policy=lambda: LBBSP(tolerance=0.0)),
     "lengths, in micro-batches": Case(lengths=True, tokens="loader", largest=20.0),
     "lengths of a stream": Case(lengths=True, streams=True),

@@ -93,6 +93,16 @@ def test_where_filling_up_costs_each_rank_gets_samples_of_similar_length():
     assert np.sum(padded) > 0.9 * 2 * slower, "both are done at about the same time"
 
 
+def test_each_rank_has_the_least_that_the_policy_asks_for():
+    lengths = np.array([100.0, 90.0] + [1.0] * 18)
+    costs = SampleCosts.of(lengths, LBBSP(minimum=3), CostMeter(), 20, None, shared=True)
+    plan = RoundPlan.of([10, 10])
+    assert sorted(len(costs.share_out(plan, rank, np.arange(20)).places) for rank in range(2))[0] >= 3
+    assert sum(len(costs.share_out(RoundPlan.of([2, 1]), rank, np.arange(3)).places) for rank in range(2)) == 3, (
+        "a short round"
+    )
+
+
 def test_samples_without_any_length_are_divided_by_number():
     each = orders(2, np.zeros(40))
     assert [len(order.take(RoundPlan.of([15, 5]), rank).part) for rank, order in enumerate(each)] == [15, 5]
@@ -103,6 +113,7 @@ def test_samples_without_any_length_are_divided_by_number():
     [
         ({"policy": NonBlocking(4)}, r"cost_of.*'non-blocking'.*'lb-bsp'"),
         ({"policy": LBBSP(max_micro_batch=4)}, "max_micro_batch_cost"),
+        ({"policy": LBBSP(multiple_of=2)}, "multiple_of.* 2; leave it out"),
         ({"shared": False}, "stream='shard'.*stream='whole'"),
         ({"largest": 0.0}, "max_micro_batch_cost must be a positive"),
         ({"largest": float("nan")}, "max_micro_batch_cost must be a positive"),

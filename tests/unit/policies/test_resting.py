@@ -42,6 +42,7 @@ def pace(made, policy):
         ((1.0, 0.01), 0.0, 1),
         ((1.0, 1.0, 0.01), 8.0, 1),
         ((1.0, 1.0, 0.02, 0.01), 8.0, 2),
+        ((1.0, 0.01, 0.01), 0.0, 2),  # of which either alone saves nothing
     ],
 )
 def test_no_rank_makes_a_round_longer_than_it_is_without_it(speeds, fixed, rest):
@@ -69,10 +70,21 @@ def test_decisions_go_on_from_a_state():
     trials = 0
     for _ in range(800):
         assert first.decide(BATCH, speeds, fixed, idle) == again.decide(BATCH, speeds, fixed, idle) == [1]
-        assert first.due() == again.due()
-        trials += len(first.due())
+        tried = first.due()
+        assert again.due() == tried
+        trials += tried is not None
     assert 1 <= trials <= 25
     assert first.decide(BATCH, np.ones(2), fixed, np.array([True, True])) == [], "measured anew, it is fast"
+
+
+def test_of_several_ranks_one_is_tried_at_a_time():
+    """Ranks that began to rest together are due together."""
+    fast, slow = 2, 8
+    made = cluster([1.0] * fast + [0.028] * slow, noise=0.01)
+    _, samples = pace(made, LBBSP(may_rest=True))
+    assert (samples >= 0).all()
+    assert ((samples[:, fast:] > 0).sum(axis=1)[40:] <= 1).all()
+    assert (samples[40:, fast:] > 0).any()
 
 
 def test_devices_with_curves_need_all_shares():

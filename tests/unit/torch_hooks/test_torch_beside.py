@@ -315,6 +315,48 @@ def test_batches_of_a_user_s_own_follow_plans_that_change():
     assert [a + b for a, b in zip(ours, theirs, strict=True)] == [8] * 6
 
 
+def test_a_weight_told_to_scale_counts_where_a_table_tells_of_several_rounds(monkeypatch):
+    monkeypatch.setattr(late_tables, "_COSTS_S", 1.5e-3)  # steps of a millisecond pay for few
+
+    def case(rank):
+        balance, model = LoadBalance(Unequal(), global_batch=8), line()
+        gradients = []
+        for index in BalancedLoader(Indexed(), balance):
+            x = index.double().unsqueeze(1).expand(-1, 3) / SAMPLES
+            counts = index % 3
+            model.zero_grad()
+            loss = (model(x).square().flatten() * counts).sum() / counts.sum().clamp(min=1)
+            balance.scale(loss, weight=counts.sum()).backward()
+            gradients.append((index.tolist(), model.weight.grad.clone()))
+        return gradients
+
+    ours, theirs = run_on_threads(case, 2)
+    model = line()
+    for (first, mine), (second, other) in zip(ours, theirs, strict=True):
+        index = torch.tensor(first + second)
+        x, counts = index.double().unsqueeze(1).expand(-1, 3) / SAMPLES, index % 3
+        model.zero_grad()
+        ((model(x).square().flatten() * counts).sum() / counts.sum()).backward()
+        torch.testing.assert_close((mine + other) / 2, model.weight.grad, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("costs", [(False, True), (True, False)])
+def test_loaders_with_and_without_costs_may_share_a_balance(costs):
+    def case(rank):
+        balance, model = LoadBalance("lb-bsp", global_batch=8), line()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for by_cost in costs * 2:
+            lengths = [1.0 + i % 5 for i in range(SAMPLES)] if by_cost else None
+            for index in BalancedLoader(Indexed(), balance, cost_of=lengths):
+                optimizer.zero_grad()
+                trained(balance, model, index.double().unsqueeze(1).expand(-1, 3) / SAMPLES, optimizer)
+        return balance.rounds, balance.plan
+
+    ours, theirs = run_on_threads(case, 2)
+    assert ours == theirs
+    assert ours[0] == 4 * SAMPLES // 8
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
