@@ -181,8 +181,8 @@ class SampleCosts:
             length = float(self._of(sample))
         except Exception as error:
             raise ValueError(f"cost_of failed for {which}, {type(error).__name__}: {error}; {_WAY_OUT}") from error
-        if not 0.0 <= length < np.inf:
-            raise ValueError(f"cost_of must be finite and at least 0, got {length} for {which}; {_WAY_OUT}")
+        if not 0.0 <= length <= _MOST:
+            raise ValueError(f"cost_of must be {_IN_RANGE}, got {length} for {which}; {_WAY_OUT}")
         self._require_fits(length, which)
         return length
 
@@ -197,6 +197,8 @@ class SampleCosts:
 NO_COSTS = (
     "max_micro_batch_cost needs cost_of, which says what a sample costs; give both, or max_micro_batch of the policy"
 )
+_MOST = 1e100  # so that sums of squares are finite (arbitrary: no sample costs nearly as much)
+_IN_RANGE = f"from 0 to {_MOST:g}"
 _WAY_OUT = "give a length, or a number of tokens, pixels or edges, for each"
 
 
@@ -218,8 +220,8 @@ def _whole(cost_of: npt.ArrayLike, size: int | None) -> FloatArray:
         raise ValueError(
             f"cost_of must hold one number for each of the {size} samples, got shape {lengths.shape}; {_WAY_OUT}"
         )
-    good = (lengths >= 0.0) & (lengths < np.inf)
+    good = (lengths >= 0.0) & (lengths <= _MOST)
     if not good.all():
         index = int(good.argmin())
-        raise ValueError(f"cost_of[{index}] must be finite and at least 0, got {lengths[index]}; {_WAY_OUT}")
+        raise ValueError(f"cost_of[{index}] must be {_IN_RANGE}, got {lengths[index]}; {_WAY_OUT}")
     return lengths

@@ -119,6 +119,7 @@ def test_samples_without_any_length_are_divided_by_number():
         ({"largest": float("nan")}, "max_micro_batch_cost must be a positive"),
         ({"largest": 2.0}, "max_micro_batch_cost.*index 2 costs 3"),
         ({"cost_of": [1.0, np.inf, 1.0]}, r"cost_of\[1\].*inf"),
+        ({"cost_of": [1.0, 1e308, 1.0]}, r"cost_of\[1\].*1e\+100, got 1e\+308"),
         ({"cost_of": [1.0, 2.0]}, r"cost_of.*3 samples.*\(2,\)"),
         ({"cost_of": ["a", "b", "c"]}, "cost_of must be an array"),
         ({"size": None}, "cost_of must be a function of a sample for a stream"),
