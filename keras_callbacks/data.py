@@ -83,9 +83,11 @@ def resize_batches(
         functions draw random numbers or run Python, only labels are compared: whole numbers or strings, one a sample.
     weight_of
         What a batch's mean loss is over, if not its samples: a function that gets a batch as one for ``Dataset.map``
-        does, ``lambda x, y: tf.math.count_nonzero(y)``, and returns one number, computed by TensorFlow. The gradient is
-        then the mean over these of all ranks and micro-batches, as in one process. Not needed for the losses of
-        ``compile`` with masks, sample weights or ``reduction="sum"`` (``docs/keras.md``).
+        does, ``lambda x, y: tf.math.count_nonzero(y)``, and returns one number, computed by TensorFlow; AutoGraph does
+        not convert it, so write ``tf.where`` for ``if``. A third parameter gets sample weights, those of
+        ``class_weight`` of ``fit`` included. The gradient is then the mean over these of all ranks and micro-batches,
+        as in one process. Not needed for the losses of ``compile`` with masks, sample weights or ``reduction="sum"``
+        (``docs/keras.md``).
     cost_of
         What a sample costs, if samples cost unequally much: a number for each or a function of a sample's index; of a
         stream, a function of a sample's components, ``lambda x, y: tf.size(x)``. A round's samples are then divided by
