@@ -317,7 +317,7 @@ class Balancer:
     ) -> npt.NDArray[Any]:
         """Return this rank's contribution to the table, to be summed over all ranks; the last gradient is ready.
 
-        ``broken`` is 1 if the gradient is not finite, ``trained`` a checksum of which parameters are trained; ``ended``
+        ``broken`` is 1 if the gradient is not finite, ``trained`` a checksum of what is trained, and how; ``ended``
         is True if data that this rank reads alone end with this round. ``squares``: of an earlier round, the samples of
         this rank, and the squared norms of its mean gradient and of that of all ranks; 0 if they were not measured.
         """

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["LoadBalance"]
 
 _WAYS_OUT = WaysOut(
-    fingerprint="Give all ranks the same policy, global_batch, data, shuffle, seed and prefetch of resize_batches, and "
-    "the same epochs, initial_epoch and steps_per_epoch of fit",
+    fingerprint="Give all ranks the same policy, global_batch, data, shuffle, seed, prefetch, weight_of and cost_of of "
+    "resize_batches, and the same epochs, initial_epoch and steps_per_epoch of fit",
     contents="Seed every shuffle, also in interleave and flat_map, and what is drawn at random; give arrays whole, not "
     "cut by rank. For data that rightly differ (augmentation), set check_data=False of resize_batches",
     settings="Change them on all ranks alike and before the same step: by a schedule of the optimizer, or by a "

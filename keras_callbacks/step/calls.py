@@ -277,8 +277,11 @@ class RoundCalls:
         settings = settings_of([{"lr": learning_rate, **others}])
         queue = self._fit.queue
         ended = queue is not None and queue.ends_after(self.balancer.samples_so_far)
+        weighs = int(queue is not None and queue.weight_of is not None)  # as all ranks must, or none
         witness, bits = self._shown
-        row = self.balancer.report(settings=settings, witness=witness, bits=bits, broken=broken, ended=ended)
+        row = self.balancer.report(
+            settings=settings, witness=witness, bits=bits, broken=broken, ended=ended, trained=weighs
+        )
         return np.concatenate([row, [float(self._fit.wants_to_stop)]])
 
     def agree(self, summed: npt.NDArray[np.float64]) -> float:

@@ -272,8 +272,9 @@ def test_fit_without_the_callback_is_refused_until_it_is_released(outcomes):
         ),
         (
             "data",
-            r"PlanMismatchError: round 0: ranks \[1\] follow another plan or another order.*shuffle, seed and",
+            r"PlanMismatchError: round 0: ranks \[1\] follow another plan or another order.*shuffle, seed, prefetch",
         ),
+        ("weight_of", r"PlanMismatchError: round 0: ranks \[1\] follow another plan or another order.*weight_of"),
         ("weights", r"PlanMismatchError: round 2: ranks \[1\] hold other parameters.*must do so on every rank alike"),
         ("epochs", "HeteroError: 1 of 2 ranks left fit, and the others began another epoch.*the same number of epochs"),
         ("no file", "ValueError: data must hold at least one sample on every rank, and epoch 0 had none on rank 1;"),

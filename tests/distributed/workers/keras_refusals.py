@@ -33,14 +33,16 @@ def two_trainings_one_after_the_other_and_one_without() -> dict:
 
 def ranks_with_other_rates_or_data_are_found_out() -> dict:
     outcome = {}
-    for what in ("rate", "data", "weights", "epochs", "layers"):
+    for what in ("rate", "data", "weight_of", "weights", "epochs", "layers"):
         alone = hvd.rank() == 1
         model = network()
         if what == "layers" and alone:
             model = keras.Sequential([model, keras.layers.Dense(1)])
         model.compile(keras.optimizers.SGD(0.1), "mse")
         balance = LoadBalance("bsp", global_batch=BATCH)
-        batches = resize_batches(data(), balance, shuffle=True, seed=hvd.rank() if what == "data" else 0)
+        weight_of = (lambda x, y: tf.size(y)) if what == "weight_of" and alone else None
+        seed = hvd.rank() if what == "data" else 0
+        batches = resize_batches(data(), balance, shuffle=True, seed=seed, weight_of=weight_of)
 
         class Other(keras.callbacks.Callback):
             def on_train_batch_begin(self, batch, logs=None):
