@@ -10,7 +10,7 @@ A loss that only sums has no D: it is multiplied by X / n_ij, which takes out th
 losses of ``compile``, as regularisation is, counts once either way, since weights add up to 1.
 
 D is asked of the loss itself: the same sum, over ones instead of losses. Of several losses each has its own D, and one
-weight serves them all only if no mask hides anything.
+weight serves them all only if each divides by its samples.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Weights:
 
     def __init__(self, weight_of: Callable[..., Any] | None = None, *, logs: bool = False) -> None:
         self._weight_of = weight_of
-        self._logs = logs
+        self._unsaid = {_APART, _OWN_CALL} if logs else set()
         self._share: tf.Tensor | None = None  # by samples; None outside of a round
         self._given: tf.Tensor | None = None
         self._counts: list[tf.Tensor | None] = []  # of each loss, what it divides by; None: as many as samples, or 1
@@ -62,9 +62,7 @@ class Weights:
         if weight is None and found:
             inside = not tf.executing_eagerly() and found[0].graph is not tf.compat.v1.get_default_graph()
             if len(self._counts) > 1 or inside:
-                if self._logs:
-                    self._logs = False
-                    logger.warning(_APART)
+                self._warn(_APART)
                 return None
             weight = found[0]
         # A stand-in counts for nothing, whatever its batch holds.
@@ -72,7 +70,17 @@ class Weights:
 
     def of_loss(self, loss: Any) -> Any:
         """Return a loss of ``compile``, so wrapped that it is noted what it divides by."""
-        return _CountedLoss(loss, self._count) if type(loss).__call__ is tf.keras.losses.Loss.__call__ else loss
+        if type(loss).__call__ is tf.keras.losses.Loss.__call__:
+            return _CountedLoss(loss, self._count)
+        if self._weight_of is None and hasattr(loss, "reduction"):
+            self._warn(_OWN_CALL, type(loss).__name__)
+        return loss
+
+    def _warn(self, message: str, *values: str) -> None:
+        """Log the warning, the first time."""
+        if message in self._unsaid:
+            self._unsaid.remove(message)
+            logger.warning(message, *values)
 
     def _count(self, value: Any, sums: bool, divisor: Callable[[], tf.Tensor | None]) -> Any:
         """Note what a loss of this value divides by, and return the value to train on."""
@@ -94,7 +102,9 @@ class _CountedLoss:
         self._count = count
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["plain"], name)  # its reduction, and whatever else Keras asks for
+        if name == "plain":  # not set yet, as in a copy
+            raise AttributeError(name)
+        return getattr(self.plain, name)  # its reduction, and whatever else Keras asks for
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         plain, losses = self.plain, []
@@ -129,7 +139,12 @@ def _like(loss: Any, call: Callable[..., Any], **attributes: Any) -> Any:
 
 
 _APART = (
-    "several losses are compiled, or one in a tf.function of train_step's own, and masks hide some of their elements. "
-    "Each divides by a count of its own, and gradients are weighted by samples, so the result depends on the split. "
-    "Give resize_batches(…, weight_of=…) if all masks are alike, or losses of reduction='sum'"
+    "several losses are compiled, or one in a tf.function of train_step's own, and some divide by what masks leave of "
+    "their elements, or by sample weights. Gradients are weighted by samples, so the result depends on the split. Give "
+    "resize_batches(…, weight_of=…) if all divide by the same, or losses of reduction='sum'"
+)
+_OWN_CALL = (
+    "loss %s overrides __call__, so what it divides by is not known, and gradients are weighted by samples. If it sums "
+    "or masks hide elements, the result depends on the split. Override call(y_true, y_pred) instead, or give "
+    "resize_batches(…, weight_of=…) what its mean is over"
 )

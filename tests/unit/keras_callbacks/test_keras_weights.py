@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import re
 
@@ -14,6 +15,7 @@ import tensorflow as tf  # noqa: E402 - imported by Horovod if it is there
 from hvd_hetero.errors import RoundStateError  # noqa: E402
 from hvd_hetero.policies import BSP, ElasticBSP, NonBlocking  # noqa: E402
 from keras_callbacks import LoadBalance, resize_batches  # noqa: E402
+from keras_callbacks.step.weights import Weights  # noqa: E402
 
 keras = tf.keras
 X = np.array([[1, 2, 0], [3, 0, 0], [4, 5, 6], [0, 0, 0]] * 2)
@@ -61,8 +63,9 @@ def fails(x, y):
         (fails, "weight_of failed for .*KeyError: 'labels'.*computed by TensorFlow"),
         (lambda x, y: y.numpy().sum(), "weight_of failed for .*AttributeError"),
         (lambda x, y: 0, "weight_of gave 0 for every batch of round 0"),
+        (max, "weight_of failed for .*no signature"),
     ],
-    ids=["NaN", "negative", "infinite", "one for each", "raises", "not in the graph", "nothing at all"],
+    ids=["NaN", "negative", "infinite", "one for each", "raises", "not in the graph", "nothing at all", "no signature"],
 )
 @pytest.mark.parametrize("policy", ["bsp", "several"])
 def test_a_weight_that_is_none_ends_the_fit_with_an_error_that_says_whose(weight_of, message, policy):
@@ -79,13 +82,14 @@ def test_a_weight_that_is_none_ends_the_fit_with_an_error_that_says_whose(weight
         (
             {"cost_of": [*range(7), np.nan]},
             ValueError,
-            r"cost_of\[7\] must be finite and at least 0, got nan",
+            r"cost_of\[7\] must be from 0 to 1e\+100, got nan",
         ),
-        ({"cost_of": lambda i: -1}, ValueError, r"cost_of must be finite and at least 0, got -1.0 for index \d"),
+        ({"cost_of": lambda i: -1}, ValueError, r"cost_of must be from 0 to 1e\+100, got -1.0 for index \d"),
+        ({"cost_of": lambda i: 1e308}, ValueError, r"cost_of must be from 0 to 1e\+100, got 1e\+308 for index \d"),
         ({"cost_of": lambda i: {}[i]}, ValueError, r"cost_of failed for index \d, KeyError"),
         ({"cost_of": np.arange(8), "max_micro_batch_cost": 5}, ValueError, "got 5, and index 7 costs 7"),
     ],
-    ids=["no function", "no costs", "too few", "NaN", "negative", "raises", "above the limit"],
+    ids=["no function", "no costs", "too few", "NaN", "negative", "too large", "raises", "above the limit"],
 )
 def test_what_says_no_weight_or_cost_is_refused(options, error, message):
     with pytest.raises(error, match=message):
@@ -97,7 +101,7 @@ def test_what_says_no_weight_or_cost_is_refused(options, error, message):
     [
         ([1, 2], "cost_of must be a function of a sample for a stream"),
         (lambda x, y: x, "cost_of failed for .*one number"),
-        (lambda x, y: float("nan"), "cost_of must be finite and at least 0, got nan for a sample of the stream"),
+        (lambda x, y: float("nan"), r"cost_of must be from 0 to 1e\+100, got nan for a sample of the stream"),
     ],
     ids=["an array", "one for each word", "NaN"],
 )
@@ -169,6 +173,37 @@ def test_weight_of_speaks_for_several_outputs(caplog):
     with caplog.at_level(logging.WARNING):
         fit(network(2), data=(X, (Y, Y)), weight_of=lambda x, y: tf.math.count_nonzero(x))
     assert not [record for record in caplog.records if "several losses" in record.message]
+
+
+class OwnCall(keras.losses.MeanSquaredError):
+    def __call__(self, *arguments, **named):
+        return super().__call__(*arguments, **named)
+
+
+@pytest.mark.parametrize("weight_of", [None, lambda x, y: tf.math.count_nonzero(x)], ids=["unknown", "weight_of"])
+def test_a_loss_that_overrides_call_is_warned_of_once_unless_weight_of_speaks_for_it(caplog, weight_of):
+    model = network(2, loss=[OwnCall(), OwnCall()])
+    with caplog.at_level(logging.WARNING):
+        fit(model, data=(X, (Y, Y)), epochs=2, weight_of=weight_of)
+    warnings = [record.message for record in caplog.records if "loss OwnCall overrides __call__" in record.message]
+    assert len(warnings) == (weight_of is None)
+
+
+@pytest.mark.parametrize("data", [(X, Y), (X, Y, np.ones(8))], ids=["without weights", "with weights"])
+def test_weight_of_gets_sample_weights_by_an_optional_parameter_if_there_are_any(data):
+    seen = []
+
+    def weight_of(x, y, weights=None, *, scale=2.0):
+        seen.append((weights is not None, scale))
+        return tf.reduce_sum(tf.abs(y)) + 1
+
+    fit(data=data, weight_of=weight_of)
+    assert set(seen) == {(len(data) == 3, 2.0)}
+
+
+def test_a_wrapped_loss_can_be_copied():
+    loss = Weights().of_loss(keras.losses.MeanSquaredError(reduction="sum"))
+    assert float(copy.copy(loss)(Y, Y + 1)) == pytest.approx(float(loss(Y, Y + 1))) == pytest.approx(Y.size)
 
 
 def test_costs_do_not_change_which_samples_are_visited():
