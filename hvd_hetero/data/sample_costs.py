@@ -140,7 +140,7 @@ class SampleCosts:
             return SharedOut(mine, (0,), (SampleFigures(),), checksum)
         count = count if in_step else max(min(plan.micro_batches[rank], len(mine)), self._needed(lengths[mine]))
         rooms = room(lengths[mine], self._largest) if self._largest and count >= self._needed(lengths[mine]) else None
-        sizes = cut(costs[mine], padded[mine], count, rooms)
+        sizes = cut(costs[mine], padded[mine], count, rooms) if count > 1 else (len(mine),)
         parts = np.split(lengths[mine], np.cumsum(sizes)[:-1])
         return SharedOut(mine, sizes, tuple(map(SampleFigures.of, parts)), checksum)
 
