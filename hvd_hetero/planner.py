@@ -25,7 +25,7 @@ from hvd_hetero.measurement.gradient_noise import GradientNoise, noise_of
 from hvd_hetero.measurement.plausibility import Plausibility
 from hvd_hetero.policies.policy import Policy
 from hvd_hetero.rounds import LENGTHS, CostRule, FinishedRound, RoundPlan, RoundTable
-from hvd_hetero.telemetry.changes import log_change
+from hvd_hetero.telemetry.changes import log_change, log_rests
 
 if TYPE_CHECKING:
     from hvd_hetero.policies.goodput import Goodput
@@ -70,6 +70,7 @@ class Planner:
         by_line = policy.weighs_fixed_cost or (self.goodput is not None and policy.profile() is None)
         self.fixed_costs = FixedCosts(first.typical_size, workers) if by_line else None
         self._logs = logs
+        self._said_to_rest: set[int] = set()
         self._plausibility = Plausibility(workers, first.typical_size, logs=logs) if policy.measures else None
 
     @property
@@ -133,6 +134,8 @@ class Planner:
             plan = self.goodput.reconsider(self.policy, plan, believed.table, self.noise, self.typical_size)
         if self._logs:
             log_change(self.rounds + self.lead, self._plans[-1], plan, believed.table)
+            if self.policy.may_rest:
+                log_rests(self.rounds + self.lead, plan, self._said_to_rest)
         self._plans[-1] = plan
         self._rules[-1] = CostRule.agreed(finished.table) or self._rules[-1]
         if self.anticipation is not None and finished.plan.ends == "first":

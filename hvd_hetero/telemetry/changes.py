@@ -1,4 +1,4 @@
-"""One line in the log for each change of the split. Level INFO, so that it is off by default.
+"""One line in the log for each change of the split. Level INFO, so that it is off by default; WARNING if a rank rests.
 
     logging.basicConfig(level=logging.WARNING)
     logging.getLogger("hvd_hetero.telemetry.changes").setLevel(logging.INFO)
@@ -15,7 +15,7 @@ import numpy as np
 
 from hvd_hetero.rounds import RoundPlan, RoundTable
 
-__all__ = ["log_change"]
+__all__ = ["log_change", "log_rests"]
 
 _SHOWN = 8
 """More ranks than this are not listed one by one."""
@@ -29,6 +29,19 @@ def log_change(round: int, before: RoundPlan, after: RoundPlan, table: RoundTabl
         return
     if logger.isEnabledFor(logging.INFO):
         logger.info("from round %d on, %s: %s", round, _change(before, after), _reason(table))
+
+
+def log_rests(round: int, plan: RoundPlan, said: set[int]) -> None:
+    """Warn of ranks that do no samples from a round on, and add them to those ``said``: once each, despite trials."""
+    if new := [rank for rank in np.flatnonzero(plan.shares == 0).tolist() if rank not in said]:
+        said.update(new)
+        more = f" and {len(new) - _SHOWN} more" if len(new) > _SHOWN else ""
+        logger.warning(
+            "%s from round %d on: rounds are shorter that way. Trials follow from time to time; ending such a rank "
+            "shortens the sums, too",
+            f"rank {new[0]} rests" if len(new) == 1 else f"ranks {', '.join(map(str, new[:_SHOWN]))}{more} rest",
+            round,
+        )
 
 
 def _change(before: RoundPlan, after: RoundPlan) -> str:

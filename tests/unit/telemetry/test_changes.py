@@ -74,6 +74,21 @@ def test_a_planner_that_logs_says_each_change_once_at_level_info(caplog):
     assert second.startswith("from round 2 on, batches 37 23 -> 40 20: ")
 
 
+def test_a_rank_that_rests_is_warned_of_once_despite_its_trials(caplog):
+    """A sample of rank 2 takes longer than 60 of the others: it rests, and is tried again. One line says so."""
+    caplog.set_level(logging.WARNING, LOGGER)
+    planner, speeds, trials = Planner(LBBSP("memoryless", may_rest=True), 3, 60, logs=True), np.array([100, 50, 2.4]), 0
+    for number in range(300):
+        x = np.array(planner.plan().samples)
+        trials += int(number > 10 and x[2] > 0)
+        done = table(3, samples=x, work=x, samples_per_s=speeds, timed_samples=x, compute_s=x / speeds, input_s=0.0)
+        planner.learn(FinishedRound(number, 0, planner.plan(), done, 1.0))
+    assert planner.plan().samples[2] == 0
+    (said,) = (record.getMessage() for record in caplog.records)
+    assert said.startswith("rank 2 rests from round ")
+    assert trials
+
+
 @pytest.mark.parametrize(("logs", "level"), [(True, logging.WARNING), (False, logging.INFO)])
 def test_by_default_and_on_other_ranks_nothing_is_said(caplog, logs, level):
     caplog.set_level(level, LOGGER)
