@@ -93,6 +93,9 @@ def _check_question(args: argparse.Namespace) -> None:
             f"--worth asks about the workers as they are, under lb-bsp, and goes without {others[0]}; ask one question "
             "a call"
         )
+    unused = {"--rounds": args.rounds, "--seed": args.seed} if args.worth and args.run_file is not None else {}
+    if given := [option for option, value in unused.items() if value is not None]:
+        raise ValueError(f"--worth --from goes by the recorded rounds, and makes no use of {given[0]}; leave it out")
 
 
 def _tell_worth(args: argparse.Namespace, described: Description, recorded: Replay | None) -> int:

@@ -6,7 +6,8 @@ equal transfers no split can be faster. It is what a person would set by hand, r
 fixed cost of a micro-batch open, a figure has a range.
 
 A replay costs time by rounds times ranks, so a long run is cut to its last rounds: as many as make ``MOST_WORK``
-rounds times ranks, and at least ``LEAST_ROUNDS``.
+rounds times ranks, and at least ``LEAST_ROUNDS``. Of a rank that rests in all of them, the last round that tells its
+speed comes with them.
 """
 
 from __future__ import annotations
@@ -68,7 +69,10 @@ class Alternatives:
 def alternatives(run: Run) -> Alternatives:
     """Replay a run; a ``ValueError`` says why that is impossible."""
     most = min(max(MOST_WORK // run.workers, LEAST_ROUNDS), MOST_ROUNDS)
-    part = run.take(slice(-most, None))
+    recent = np.arange(len(run.round)) >= len(run.round) - most
+    timed = (run.samples > 0) & (run.compute_s > 0)
+    recent[len(timed) - 1 - timed[::-1].argmax(axis=0)] = True
+    part = run.take(recent)
     schemes = [] if run.policy == "lb-bsp" else [choose("lb-bsp", "report")]
     described, machines = recorded_description(part, [choose("bsp", "report"), *schemes])
     described = replace(described, dataset=None)  # whole rounds, as those that were kept

@@ -25,6 +25,9 @@ clean runs). Scatter alone can take a tenth of the time on a busy machine, so "u
 ranks wait for the transfer. It is the cause on each of them, if it takes at least as much of the time, and a larger
 share than any rank is slow by, because a slow rank's part in a transfer is slow, too.
 
+**A rank that rests** was given no samples in most rounds. Other causes have advice that makes it faster; here it is to
+end the rank.
+
 **Too large a share.** Ranks may hold others up without being slow: they got too much. With a rank's part of all
 work, w_i, and of all speed, v_i, its share is too large if 1 - v_i / w_i is at least `LEAST`. This is the cause if such
 ranks together cost at least `LEAST` of the time.
@@ -57,6 +60,7 @@ KINDS = {
     "network": "slow network",
     "slower": "a slower processor",
     "share": "too large a share of the samples",
+    "rests": "it rests",
     "unknown": "not known",
 }
 """Every kind of cause, and its name in words."""
@@ -130,8 +134,14 @@ def causes(run: Run, told: Shares | None = None) -> list[Cause | None]:
     found = Slowness.of(run, told)
     if not len(found.run.round):
         return [None] * run.workers
+    rests = np.median(run.plan, axis=0) == 0  # a rank that was given some and did none was too late
+    return [_rests(run, i) if rests[i] else cause for i, cause in enumerate(_of_slowness(found))]
+
+
+def _of_slowness(found: Slowness) -> list[Cause | None]:
+    """Return the causes of ranks, as if none rested."""
     if found.shares.kinds["transfer"] >= max(LEAST_UNEXPLAINED, *found.slow):
-        return [_network(found, rank) for rank in range(run.workers)]
+        return [_network(found, rank) for rank in range(found.run.workers)]
     too_large = _too_large(found)
     if not (found.slow >= LEAST).any():
         return too_large
@@ -254,6 +264,15 @@ def _without_evidence(found: Slowness, rank: int) -> Cause | None:
         else f"It held all others up for {cost:.0%} of the time, and no reading explains that.",
         "Look at its machine while it trains"
         + (", for example with top." if evened or balances else "; policy='lb-bsp' gives it less work meanwhile."),
+    )
+
+
+def _rests(run: Run, rank: int) -> Cause:
+    samples = run.samples[:, rank]
+    return Cause(
+        "rests",
+        f"It rests: it did samples in {int((samples > 0).sum())} of {len(samples)} rounds.",
+        "Ending it spares its part in the sums.",
     )
 
 

@@ -2,39 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from hvd_hetero.rounds import CostRule
 from hvd_hetero.telemetry.run import Run
 from hvd_hetero.tools.report.words import percent
 
-__all__ = ["cost_notes", "in_mean_samples"]
+__all__ = ["cost_note"]
 
 _UNITS = "", " L", " L²", " M", " M²"
 
 
-def in_mean_samples(run: Run) -> Run:
-    """Return the run with its samples counted by what they cost, so that a rank's speed does not follow its batch."""
-    if not run.work.any():
-        return run
-    return replace(run, samples=np.where(run.work > 0.0, run.work, run.samples))
-
-
-def cost_notes(run: Run) -> list[str]:
-    """Return what a sample costs, what filling batches up costs, and what division by cost has saved."""
+def cost_note(run: Run) -> str:
+    """Return what a sample costs, what filling batches up costs, and what division by cost has saved; "": not known."""
     columns = [getattr(run, f"cost_{name}") for name in CostRule._fields]
-    measured = sum(columns) > 0.0
-    if not (run.work.any() and measured.any()):
-        return []
+    measured = (sum(columns) > 0.0) & (run.work > 0.0)
+    if not measured.any():
+        return ""
     rounds = measured.any(axis=1)
     costs = [float(np.median(column[measured])) for column in columns]
     fit = " + ".join(f"{cost:.2g}{unit}" for unit, cost in zip(_UNITS, costs, strict=True) if cost)
     padding = float((run.padding * run.work)[rounds].sum() / run.work[rounds].sum())
     by_number = float(np.median(run.by_number[rounds].max(axis=1)))
-    return [
+    return (
         f"A sample of length L costs {fit} of a mean one, as measured, where M is the longest of its batch; "
         f"{percent(padding)} of the work is filling up batches. Divided by number, the latest rank would have taken "
         f"{by_number:.2f} times as long."
-    ]
+    )

@@ -12,11 +12,12 @@ import numpy as np
 from hvd_hetero.telemetry.files import named
 from hvd_hetero.telemetry.run import Run, read_run
 from hvd_hetero.tools.report.causes import Cause, causes
-from hvd_hetero.tools.report.costs import cost_notes, in_mean_samples
+from hvd_hetero.tools.report.costs import cost_note
 from hvd_hetero.tools.report.figures import Figures, figures
 from hvd_hetero.tools.report.verdict import Verdict, verdict
 from hvd_hetero.tools.report.words import named_ranks
-from hvd_hetero.tools.report.work import LONGEST_ROUND_S, impossible
+from hvd_hetero.tools.report.work import LONGEST_ROUND_S, Bools, impossible
+from hvd_hetero.tools.simulation.replay import in_mean_samples
 from hvd_hetero.tools.simulation.worth import Worth, prices_of
 
 __all__ = ["Report", "make_reports", "report_of"]
@@ -35,7 +36,9 @@ class Report:
     """The cause of each rank's slowness; None: it was not slow."""
     verdict: Verdict
     notes: Sequence[str]
-    """What samples cost, if not all the same, and what is missing from the run."""
+    """What is missing from the run."""
+    costs: str = ""
+    """What samples cost; "": all the same, or not known."""
     prices: Sequence[float] = ()
     """What each rank costs per hour; empty: not known."""
 
@@ -80,14 +83,15 @@ def _names(paths: Sequence[Path]) -> list[str]:
 
 def report_of(run: Run, name: str, *, replayed: bool = True) -> Report:
     """Report on a run."""
-    run = in_mean_samples(run)
+    recorded, run = run, in_mean_samples(run)
     found = figures(run, replayed=replayed)
     run = replace(run, fixed_samples=np.maximum(run.fixed_samples, 0.0))  # less cannot be true
     every = max(-(-run.samples.size // _MOST_FIGURES), 1)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # of figures that cannot be true
         why = causes(_every(run, every), found.shares)
     notes = [f"In a run as large as this, causes are looked for in {_nth(every)} round."] if every > 1 else []
-    return Report(name, found, why, verdict(found, why), [*notes, *cost_notes(run), *_missing(run, found)])
+    notes += _missing(run, found, {**impossible(run), "work": np.nan_to_num(recorded.work) != run.work})
+    return Report(name, found, why, verdict(found, why), notes, cost_note(run))
 
 
 def _every(run: Run, step: int) -> Run:
@@ -97,7 +101,7 @@ def _every(run: Run, step: int) -> Run:
     return replace(run, **some)
 
 
-def _missing(run: Run, found: Figures) -> list[str]:
+def _missing(run: Run, found: Figures, wrong_figures: dict[str, Bools]) -> list[str]:
     notes = []
     if run.cut_short:
         notes.append("The last line of the file is cut short, as a killed run leaves it, and is left out.")
@@ -107,12 +111,13 @@ def _missing(run: Run, found: Figures) -> list[str]:
     strange = int((~((run.elapsed_s > 0) & (run.elapsed_s <= LONGEST_ROUND_S))).sum())
     if strange:
         notes.append(f"Rounds that take no time, or one that cannot be true, are left out: {strange}.")
-    for column, wrong in impossible(run).items():
+    for column, wrong in wrong_figures.items():
         if wrong.any():
             ranks = named_ranks([int(rank) for rank in np.flatnonzero(wrong.any(axis=0))], _MOST_NAMED)
+            by = "their samples" if column == "work" else "the time that the rounds took"
             notes.append(
-                f"{column} cannot be true in {int(wrong.any(axis=1).sum())} of {len(wrong)} rounds ({ranks}), by "
-                "the time that the rounds took, and counts as not known there."
+                f"{column} cannot be true in {int(wrong.any(axis=1).sum())} of {len(wrong)} rounds ({ranks}), by {by}, "
+                "and counts as not known there."
             )
     if silent := [rank for rank in range(run.workers) if not found.ranks.samples_per_s[rank] > 0]:
         notes.append(

@@ -101,6 +101,7 @@ def _shown(report: Report, scales: Scales) -> dict[str, Any]:
         "verdict": report.verdict,
         "notes": report.notes,
         "tiles": tiles(found),
+        "costs": report.costs,
         "kinds": kinds_table(found),
         "ranks": ranks_table(found),
         "spread": spread_table(found) if found.workers > MOST_RANKS else None,
@@ -108,7 +109,9 @@ def _shown(report: Report, scales: Scales) -> dict[str, Any]:
         "alternatives": alternatives_table(found),
         "replayed": replay_note(found),
         "worth": worth and worth_table(worth, report.prices),
-        "worth_told": " ".join(worth_sentences(worth, report.prices)) if worth else f"Unknown: {found.no_alternatives}",
+        "worth_told": " ".join(worth_sentences(worth, report.verdict.next))
+        if worth
+        else f"Unknown: {found.no_alternatives}",
         "changes": changes_table(found),
         "changes_left_out": found.changes_left_out,
         "pictures": pictures(found, scales),

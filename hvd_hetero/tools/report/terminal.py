@@ -56,6 +56,8 @@ def _write(console: Console, report: Report) -> None:
     for note in report.notes:
         console.print(Text.assemble(("Partial: ", "bold yellow"), note))
     console.print(Text("   ".join(f"{value} {name}" for value, name in tiles(found))))
+    if report.costs:
+        console.print(Text(report.costs))
     _table(console, kinds_table(found))
     _table(console, ranks_table(found))
     if found.workers > MOST_RANKS:
@@ -69,7 +71,7 @@ def _write(console: Console, report: Report) -> None:
         _table(console, alternatives_table(found))
     console.print(Text(replay_note(found), style="dim"))
     if (worth := report.worth) is not None:
-        write_worth(console, worth, report.prices)
+        write_worth(console, worth, report.prices, said=report.verdict.next)
     if found.changes:
         changes = changes_table(found)
         _table(console, Table(changes.headings, changes.rows[:_CHANGES], words=changes.words))
@@ -78,12 +80,12 @@ def _write(console: Console, report: Report) -> None:
     console.print()
 
 
-def write_worth(console: Console, worth: Worth, prices: Sequence[float] = ()) -> None:
-    """Print what each rank is worth."""
+def write_worth(console: Console, worth: Worth, prices: Sequence[float] = (), *, said: str = "") -> None:
+    """Print what each rank is worth; not again what was ``said`` above."""
     from rich.text import Text
 
     _table(console, worth_table(worth, prices))
-    console.print(Text(" ".join(worth_sentences(worth, prices))))
+    console.print(Text(" ".join(worth_sentences(worth, said))))
 
 
 def _table(console: Console, shown: Table) -> None:

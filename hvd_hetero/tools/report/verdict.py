@@ -153,7 +153,9 @@ def _nothing(found: Figures, scatter: list[int]) -> Verdict:
 def _slow(found: Figures, slow: list[int], causes: Sequence[Cause | None], of_all: Verdict | None) -> Verdict:
     told, cost = _Told.of(causes, slow, slow), float(found.ranks.cost[slow].sum())
     be, have, who = ("is", "has", "It") if len(slow) == 1 else ("are", "have", "They")
-    what = f"{have} too large a share" if told.kinds == ("share",) else f"{be} slow"
+    kind = told.kinds[0] if len(told.kinds) == 1 else ""
+    rest = "rests" if len(slow) == 1 else "rest"
+    what = {"share": f"{have} too large a share", "rests": rest}.get(kind, f"{be} slow")
     besides = of_all if of_all is not None and of_all.kind not in told.kinds else None
     hidden = max(found.kinds, key=found.kinds.__getitem__) in ("transfer", "between")  # no rank's cause explains these
     also = f", and the {_largest(found, besides)}" if besides or hidden else "."
@@ -198,7 +200,7 @@ def _gain(found: Figures) -> list[str]:
         return fewer
     balanced, rate = found.alternatives.of("lb-bsp"), found.alternatives.samples_per_s
     if balanced is None or balanced.least < _LEAST_GAIN * rate:
-        return fewer
+        return []  # leaving a rank out is a gain under lb-bsp, and the table says so
     least, most = f"{balanced.least / rate:.2f}", f"{balanced.most / rate:.2f}"
     if balanced.most > _NARROW * balanced.least:
         how = f"at least {least} times"

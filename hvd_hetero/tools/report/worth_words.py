@@ -12,7 +12,6 @@ from hvd_hetero.tools.simulation.worth import Rate, Worth
 __all__ = ["leave_out", "worth_sentences", "worth_table"]
 
 _NOTABLE = 0.01  # of the speed; less is no reason to leave a rank out
-_CHEAPER = 1.02
 _MANY = 2.0  # times as fast, and no percentage
 _UNSEEN = 0.005  # of the speed: it would be rounded to 0 %
 
@@ -41,11 +40,11 @@ def leave_out(worth: Worth) -> str:
     return f"Leave out rank {best.worker}: {_gain(best.times)}."
 
 
-def worth_sentences(worth: Worth, prices: Sequence[float] = ()) -> list[str]:
-    """Return what to do, how many times the fastest rank all are worth, and what would tell more."""
+def worth_sentences(worth: Worth, said: str = "") -> list[str]:
+    """Return what to do, if it is not ``said``, how many times the fastest rank all are worth, and what tells more."""
     best, whole, told = worth.each[-1], worth.times_fastest, []
     if sure := leave_out(worth):
-        told.append(sure)
+        told += [] if sure in said else [sure]
     elif best.times.most >= 1.0 + _NOTABLE:
         told.append(
             f"Rank {best.worker} may or may not be worth its place: without it, {_gain(best.times)}. "
@@ -59,8 +58,6 @@ def worth_sentences(worth: Worth, prices: Sequence[float] = ()) -> list[str]:
         f"All ranks together do {whole.likely:.2f} times ({whole.least:.2f} to {whole.most:.2f}) what "
         f"rank {worth.fastest} does alone."
     )
-    if prices:
-        told += _best_buy(worth, prices)
     if worth.transfer_open:
         told.append(
             "The record does not tell how long fewer ranks take for a transfer. If the slow link is that of the rank "
@@ -72,17 +69,6 @@ def worth_sentences(worth: Worth, prices: Sequence[float] = ()) -> list[str]:
             "do."
         )
     return told
-
-
-def _best_buy(worth: Worth, prices: Sequence[float]) -> list[str]:
-    """Return which rank to leave out for the most samples of the money, if that is worth a word."""
-    whole = _bought(worth.all, prices)
-    bought = {each.worker: _bought(each.rate, prices, each.worker) for each in worth.each}
-    affordable = {worker: amount for worker, amount in bought.items() if math.isfinite(amount)}
-    worker = max(affordable, key=affordable.__getitem__, default=None)
-    if worker is None or affordable[worker] < _CHEAPER * whole:
-        return ["For the money, all ranks together do the most."]
-    return [f"For the money, leaving out rank {worker} does the most: {affordable[worker] / whole:.2f} times as much."]
 
 
 def _bought(rate: Rate, prices: Sequence[float], without: int | None = None) -> float:

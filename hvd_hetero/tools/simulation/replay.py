@@ -9,8 +9,9 @@ v_ik = (x_ik + β_i κ_ik) / t_ik is kept as it was, whatever the batch:
 
 so a simulated round takes max_i f_i(k) (x_i + β_i κ_i) / v_i + transfer_k, and the recorded scheme, with its
 recorded plans, takes exactly as long as it took, whatever β. A rank without a figure in a round keeps the figure of its
-round before. ``extremes`` are the same machines with the least and with the most β of all ranks: their difference is
-what the run leaves open.
+round before; one that rests in all of these rounds keeps the latest of the run. ``extremes`` are the same machines with
+the least and with the most β of all ranks: their difference is what the run leaves open. Where samples cost unequally
+much, x_ik is the recorded work: samples, each as many as it costs of a mean one.
 
 What is assumed, and when it fails: time is a line in the samples of a micro-batch; what was slow at round k would have
 been slow at round k of the other scheme too, though that comes at another moment; and the rest of the round,
@@ -43,7 +44,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,7 +59,7 @@ from hvd_hetero.tools.simulation.micro_batch_cost import Fixed, FixedSamples, fi
 from hvd_hetero.tools.simulation.network import Network
 from hvd_hetero.tools.simulation.variation import Recorded
 
-__all__ = ["Replay", "rate_error", "replay"]
+__all__ = ["Replay", "in_mean_samples", "rate_error", "replay"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -70,6 +71,7 @@ _PROBABILITY = 0.975  # of not being exceeded; both sides leave out 5 %
 _COLD_ROUNDS = 2  # arbitrary; one odd pair does no harm, and a run of long rounds has few
 _LEAST_WAITING = 1e-3  # of a rank's work; less moves nothing
 _LEAST_CHANGE = 0.1  # of log s, where a plan changes in the middle of an epoch
+_MOST_COST = 10.0  # of the mean sample of a run, which costs 1: beyond this, its work is not believed (arbitrary)
 WARM_UP_ROUNDS = 5  # arbitrary; the first rounds of a real job pay for buffers, kernels and connections
 
 
@@ -98,8 +100,22 @@ class Replay:
     """The share by which another run's samples per second may differ, from how rounds scatter."""
 
 
+def in_mean_samples(run: Run) -> Run:
+    """Return the run with its samples counted by what they cost, so that a rank's speed does not follow its batch.
+
+    A mean sample costs 1. Work that contradicts this, or is below 0, becomes 0: not known.
+    """
+    possible = (run.work > 0) & (run.samples > 0)
+    mean = run.work[possible].sum() / max(run.samples[possible].sum(), 1)
+    possible &= bool(1.0 / _MOST_COST <= mean <= _MOST_COST)
+    if not run.work.any():
+        return run
+    return replace(run, samples=np.where(possible, run.work, run.samples), work=np.where(possible, run.work, 0.0))
+
+
 def replay(run: Run) -> Replay:
     """Return the machines that a run was recorded on."""
+    run = in_mean_samples(run)
     wrong = ~((run.elapsed_s >= 0) & (run.elapsed_s <= _LONGEST_ROUND_S))
     if wrong.any():
         first = int(np.argmax(wrong))
@@ -124,22 +140,22 @@ def replay(run: Run) -> Replay:
     ranks = range(run.workers)
     drivers = [Drivers(recorded=_readings(run, keep, rank)) for rank in ranks]
     cut = np.clip(run.micro_batches, 1, np.maximum(run.samples, 1))  # a micro-batch has a sample
-    for rank in np.flatnonzero(~known[keep].any(axis=0)).tolist():
+    for rank in np.flatnonzero(~known.any(axis=0)).tolist():
         raise ValueError(f"rank {rank} has no round with samples and seconds in this run, so its speed is not known")
     found = [_fixed(run, busy_s, wait_s, cut, known, rank) for rank in range(run.workers)]
 
     def cluster(fixed: Callable[[FixedSamples], Fixed]) -> Cluster:
-        amounts = run.samples[keep] + cut[keep] * [fixed(each).micro_batch for each in found]
+        amounts = run.samples + cut * [fixed(each).micro_batch for each in found]
         with_round = amounts + [fixed(each).round for each in found]
         # A rank without a sample or a fixed cost has done nothing, and takes no time in the simulation either.
         share = np.divide(amounts, with_round, out=np.zeros_like(amounts), where=with_round > 0)
-        work_s = busy_s[keep] * share
-        rest_s = np.maximum(run.elapsed_s[keep] - work_s.max(axis=1), 0.0)
+        work_s = busy_s * share
+        rest_s = np.maximum(run.elapsed_s - work_s.max(axis=1), 0.0)[keep]
         network = Network("recorded", recorded_s=tuple(rest_s.tolist()))
         return Cluster(tuple(worker(i, fixed(found[i]).micro_batch, amounts, work_s) for i in ranks), network)
 
     def worker(rank: int, beta: float, amounts: Floats, work_s: Floats) -> Worker:
-        paces = _filled(amounts[:, rank], work_s[:, rank], known[keep, rank])
+        paces = _filled(amounts[:, rank], work_s[:, rank], known[:, rank], keep)
         pace = float(np.median(paces))
         variation = (Recorded("round", tuple((pace / paces).tolist())),)
         return Worker(Compute.at_speed(pace, beta / pace), variation=variation, drivers=drivers[rank])
@@ -153,7 +169,7 @@ def replay(run: Run) -> Replay:
     full_rounds = max(round(int(run.samples[keep].sum()) / run.global_batch), 1)
     fixed_s = tuple(zip(*figures, strict=True))
     slopes_s, intercepts_s = np.array([(w.compute.slope_s, w.compute.intercept_s) for w in likely.workers]).T
-    ranks_s = run.samples[keep] * slopes_s + cut[keep] * intercepts_s
+    ranks_s = np.where(run.samples[keep] > 0, run.samples[keep] * slopes_s + cut[keep] * intercepts_s, 0.0)
     luck = rate_error(run.elapsed_s[keep], ranks_s.max(axis=1) + np.median(likely.network.recorded_s))
     return Replay(run, likely, len(keep), full_rounds, measured, dataset, extremes, fixed_s, tuple(keep.tolist()), luck)
 
@@ -168,7 +184,8 @@ def _fixed(run: Run, busy_s: Floats, wait_s: Floats, cut: Ints, known: NDArray[n
     """Return β and γ of a rank, from all rounds after the start-up in which it had something to do."""
     samples, counts = run.samples[:, rank], cut[:, rank]
     follows = (np.diff(run.round) == 1) & (np.diff(run.epoch) == 0)
-    whole: NDArray[np.bool_] = samples == run.plan[:, rank]
+    # Plans count samples; where work is known, samples are counted by cost, and no policy ends a round early.
+    whole: NDArray[np.bool_] = (samples == run.plan[:, rank]) | (run.work[:, rank] > 0)
     even: NDArray[np.bool_] = samples % counts == 0
     last = np.append(run.epoch[2:] != run.epoch[1:-1], np.True_)
     short = last & (np.diff(run.plan.sum(axis=1)) < 0)
@@ -180,7 +197,8 @@ def _fixed(run: Run, busy_s: Floats, wait_s: Floats, cut: Ints, known: NDArray[n
     drifts = ~alike & (np.abs(np.diff(sizes)) < _LEAST_CHANGE)
     planned = short | (~foreseen & ~drifts & whole[:-1])
     paired = follows & known[1:, rank] & known[:-1, rank] & whole[1:] & (whole | even)[:-1] & planned
-    used = _COLD_ROUNDS + np.flatnonzero(known[_COLD_ROUNDS:, rank])
+    used = np.flatnonzero(known[:, rank])
+    used = warm if len(warm := used[used >= _COLD_ROUNDS]) else used
     done, cuts, seconds = samples[used].astype(np.float64), counts[used].astype(np.float64), busy_s[used, rank]
     first_s, pairs = wait_s[used, rank], paired[used[:-1]] & (np.diff(used) == 1)
     once_s = run.once_s[used, rank]
@@ -214,10 +232,10 @@ def _usable(run: Run) -> NDArray[np.int64]:
     return np.flatnonzero((run.round >= run.round[:1] + WARM_UP_ROUNDS) & ~short)
 
 
-def _filled(amount: Floats, seconds: Floats, known: NDArray[np.bool_]) -> Floats:
-    """Return the pace of each round; if it is not known, the pace of the round before."""
-    latest = np.maximum.accumulate(np.where(known, np.arange(len(known)), -1))
-    rounds = np.where(latest >= 0, latest, int(np.argmax(known)))
+def _filled(amount: Floats, seconds: Floats, known: NDArray[np.bool_], keep: Ints) -> Floats:
+    """Return the pace of each kept round, or of the one before; if none is known of them, the latest of the run."""
+    told = keep[known[keep]] if known[keep].any() else np.flatnonzero(known)[-1:]
+    rounds = told[np.maximum(np.searchsorted(told, keep, side="right") - 1, 0)]
     return np.asarray(amount[rounds] / seconds[rounds])
 
 

@@ -6,8 +6,9 @@ factors f by which a round was slow):
     R(S) = X / (mean_k max_{i in S} f_ik (m_i x_i + b_i κ_i) + c + ρ(S) e)
 
 x is LB-BSP's division of X among S, the exact optimum at the median paces of each ``_BLOCK`` rounds. Each worker that
-stays gets a sample at least, as in production: this is how a very slow one hurts. e is the mean transfer, the wait of
-the rank that came last. c is the rest of a round, which the workers that stay pay, too.
+stays gets a sample at least, as in production: this is how a very slow one hurts. Workers that rested in most
+rounds get samples only if the round is sooner with them. e is the mean transfer, the wait of the rank that came last.
+c is the rest of a round, which the workers that stay pay, too.
 
 **Transfers of fewer workers.** n workers took e, so ρ = 1. In a ring of alike links m workers take (m - 1) / (n - 1)
 of that if latency decides, and n / m times that share if bandwidth does, which is likely where transfers matter. But
@@ -23,7 +24,7 @@ a larger share may not find, beyond the limits that the run met; cores and links
 A described cluster needs none of this: production's policy trains on it in simulated time (``engine``), with and
 without each worker, and the interval is the luck of its rounds.
 
-Of more than ``MOST_ASKED`` workers, the ``_SLOWEST`` are asked about.
+The ``_MOST_ASKED`` slowest workers are asked about.
 
 Shapes: K rounds, n workers, V machines that the run may have been: the likely ones first.
 """
@@ -31,7 +32,7 @@ Shapes: K rounds, n workers, V machines that the run may have been: the likely o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -49,16 +50,16 @@ from hvd_hetero.tools.simulation.schemes import choose
 from hvd_hetero.tools.simulation.settings import shown
 from hvd_hetero.tools.simulation.variation import Recorded
 
-__all__ = ["MOST_ASKED", "Rate", "Without", "Worth", "prices_of", "worth_of_cluster", "worth_of_run"]
+__all__ = ["Rate", "Without", "Worth", "prices_of", "worth_of_cluster", "worth_of_run"]
 
 Floats = NDArray[np.float64]
 Rates = Callable[[tuple[int, ...]], Floats]
 """From the workers that stay to samples per second: least, likely and most on each of V machines, (V, 3)."""
 
-MOST_ASKED = 16
-_SLOWEST = 10
+_MOST_ASKED = 16
 _BLOCK = 25  # rounds that one split serves: LB-BSP follows slower changes, and foresees no faster ones (arbitrary)
 _ALONE_S = 2e-3  # of a collective that one rank does with itself: Horovod looks for work once a millisecond
+_MOST_PRICE = 1e12  # per hour, in any currency (arbitrary): sums of them are finite
 _OPEN = 1.02  # ends further apart are worth asking for
 
 
@@ -109,8 +110,9 @@ def worth_of_run(machines: Replay, global_batch: int) -> Worth:
     run = machines.run
     limits = run.limit[-1].astype(np.float64)
     waits = run.wait_s[list(machines.kept)]
+    rests = np.median(run.plan[list(machines.kept)], axis=0) == 0
     variants = [machines.cluster, *(other for other in machines.extremes if other != machines.cluster)]
-    recorded = [_Machines(cluster, waits, limits, global_batch) for cluster in variants]
+    recorded = [_Machines(cluster, waits, limits, rests, global_batch) for cluster in variants]
     luck, slack = 1.0 + machines.rate_error, 1.0 + LBBSP().tolerance
 
     @cache
@@ -159,7 +161,7 @@ def _worth(rates: Rates, alone_s: Floats, slack: float = 1.0) -> Worth:
     if count < 2:
         raise ValueError("a single worker is worth all that is done; describe or record two at least")
     everyone, fastest = tuple(range(count)), int(np.argmin(alone_s))
-    asked: Sequence[int] = everyone if count <= MOST_ASKED else np.argsort(-alone_s, kind="stable")[:_SLOWEST].tolist()
+    asked = np.argsort(-alone_s, kind="stable")[:_MOST_ASKED].tolist()
     whole = rates(everyone)
     each = []
     for worker in asked:
@@ -177,12 +179,14 @@ def _but(count: int, worker: int) -> tuple[int, ...]:
 class _Machines:
     """The machines of a replay, asked for the rates of some of them."""
 
-    def __init__(self, cluster: Cluster, waits: Floats, limits: Floats, global_batch: int) -> None:
+    def __init__(
+        self, cluster: Cluster, waits: Floats, limits: Floats, rests: NDArray[np.bool_], global_batch: int
+    ) -> None:
         variations = [variation for worker in cluster.workers for variation in worker.variation]
         assert all(isinstance(variation, Recorded) for variation in variations), "machines of a replay vary as recorded"
         self._factors = np.array([v.factors for v in variations if isinstance(v, Recorded)]).T
         self._slope_s, self._fixed_s = np.array([(w.compute.slope_s, w.compute.intercept_s) for w in cluster.workers]).T
-        self._limits, self._total, self._count = limits, global_batch, len(cluster.workers)
+        self._limits, self._rests, self._total, self._count = limits, rests, global_batch, len(cluster.workers)
         rest_s = np.array(cluster.network.recorded_s)
         last_s = np.where((waits >= 0) & np.isfinite(waits), waits, np.inf).min(axis=1)
         known = np.isfinite(last_s)
@@ -197,7 +201,9 @@ class _Machines:
 
     def rates(self, stay: list[int]) -> list[float]:
         """Return the least, the likely and the most samples per second of these workers."""
-        round_s = self._computing_s(stay) + self._rest_s
+        awake = [i for i in stay if not self._rests[i]] or stay
+        computing_s = min(self._computing_s(each) for each in ([stay] if awake == stay else [stay, awake]))
+        round_s = computing_s + self._rest_s
         return [self._total / (round_s + transfer_s) for transfer_s in self._transfers_s(len(stay))]
 
     def _transfers_s(self, count: int) -> tuple[float, float, float]:
@@ -234,11 +240,14 @@ def prices_of(text: str, workers: int) -> tuple[float, ...]:
         if int(name) in found:
             raise ValueError(f"--prices names rank {int(name)} twice; leave one of them out")
         try:
-            found[int(name)] = float(price)
+            found[int(name)] = float(price) if "_" not in price else math.nan  # Python reads 1_0 as 10
         except ValueError:
             found[int(name)] = math.nan
-        if not 0 <= found[int(name)] < math.inf:
-            raise ValueError(f"--prices must be numbers of at least 0 per hour, got {shown(part)}; {way_out}")
+        if not 0 <= found[int(name)] <= _MOST_PRICE:
+            raise ValueError(
+                f"--prices must be numbers of at least 0 and at most {_MOST_PRICE:g} per hour, got {shown(part)}; "
+                f"{way_out}"
+            )
     if missing := [rank for rank in range(workers) if rank not in found]:
         raise ValueError(
             f"--prices must name every rank, and rank {missing[0]} has none; add {missing[0]}=… (0 if it is free)"
