@@ -189,7 +189,7 @@ def test_a_loss_that_overrides_call_is_warned_of_once_unless_weight_of_speaks_fo
     assert len(warnings) == (weight_of is None)
 
 
-@pytest.mark.parametrize("data", [(X, Y), (X, Y, np.ones(8))], ids=["without weights", "with weights"])
+@pytest.mark.parametrize("data", [(X, Y), (X, Y, np.ones(X.shape))], ids=["without weights", "with weights"])
 def test_weight_of_gets_sample_weights_by_an_optional_parameter_if_there_are_any(data):
     seen = []
 
