@@ -63,12 +63,12 @@ OF_THREE = {
     "fsdp": ["momentum", "k = 3"],
     "horovod": ["momentum", "static", "sums"],
 }
-for kind in ("ddp", "horovod"):
+for kind in OF_THREE:
     OF_THREE[kind] += ["tokens", "lengths"]
 OWN = {
     "own": [
         "tokens", "tokens, max_micro_batch", "tokens, a rank without data", "lengths", "lengths, in micro-batches",
-        "lengths of a stream",
+        "lengths of a stream", "rests",
     ],
 }  # fmt: skip
 
@@ -111,6 +111,11 @@ def test_unequal_samples_train_as_one_process_does(ranks, case):
 @cases(OWN, "own")
 def test_unequal_samples_of_three_ranks_train_as_one_process_does(ranks, case):
     require_exact(ranks[0][case])
+
+
+@of("ddp", "horovod", ranks=2)
+def test_a_rank_that_costs_more_than_it_gives_has_rested(ranks):
+    assert 0 in ranks[0]["own: rests"]["micro_batches"]
 
 
 @of("ddp", ranks=2)

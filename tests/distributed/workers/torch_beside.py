@@ -112,6 +112,7 @@ class Case:
     lengths: bool = False
     largest: float | None = None
     streams: bool = False
+    slow_s: float = 0.0
 
 
 COMMON = {
@@ -136,6 +137,7 @@ OWN = {
     "tokens": Case(tokens="loader"),
     "tokens, max_micro_batch": Case("adamw", lambda: LBBSP(max_micro_batch=1), tokens="loader"),
     "tokens, a rank without data": Case(policy=lambda: StaticAllocation([2, 0, 1][: hvd.size()]), tokens="loader"),
+    "rests": Case(policy=lambda: LBBSP(may_rest=True), slow_s=10e-3),
     "lengths": Case(lengths=True, policy=lambda: LBBSP(tolerance=0.0)),
     "lengths, in micro-batches": Case(lengths=True, tokens="loader", largest=20.0),
     "lengths of a stream": Case(lengths=True, streams=True),
@@ -247,6 +249,7 @@ def train(case: Case, how: str) -> dict[str, Any] | None:
             seen[balance.rounds].append(index.tolist())
             apart = how in ("ddp", "fsdp") and case.accumulate
             defers = balance.accumulate(model) if apart else contextlib.nullcontext()
+            time.sleep(case.slow_s * len(index) * (hvd.rank() == hvd.size() - 1))
             with defers:
                 loss = loss_of(case, model, parameters, x[index], y[index])
                 if how != "own":

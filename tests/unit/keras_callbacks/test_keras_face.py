@@ -39,6 +39,7 @@ def test_load_balance_has_what_users_call_and_what_keras_calls():
         "release",
         "on_round",
         "close",
+        "progress",
     }
     balance = LoadBalance("bsp", global_batch=4)
     assert public(vars(balance)) == public(vars(Callback()))
