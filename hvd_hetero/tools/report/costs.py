@@ -24,8 +24,8 @@ def cost_note(run: Run) -> str:
     fit = " + ".join(f"{cost:.2g}{unit}" for unit, cost in zip(_UNITS, costs, strict=True) if cost)
     padding = float((run.padding * run.work)[rounds].sum() / run.work[rounds].sum())
     by_number = float(np.median(run.by_number[rounds].max(axis=1)))
+    longest = ", M being the longest of its batch" if "M" in fit else ""
     return (
-        f"A sample of length L costs {fit} of a mean one, as measured, where M is the longest of its batch; "
-        f"{percent(padding)} of the work is filling up batches. Divided by number, the latest rank would have taken "
-        f"{by_number:.2f} times as long."
+        f"A sample of length L costs {fit} of a mean one, as measured{longest}; {percent(padding)} of the work is "
+        f"filling up batches. Divided by number, the latest rank would have taken {by_number:.2f} times as long."
     )
