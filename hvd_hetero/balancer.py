@@ -51,8 +51,6 @@ from hvd_hetero.rounds import LENGTHS, CostRule, FinishedRound, MicroBatch, Roun
 
 if TYPE_CHECKING:
     from hvd_hetero.measurement.cost_meter import CostMeter
-
-if TYPE_CHECKING:
     from hvd_hetero.policies.goodput import Goodput
 
 __all__ = ["WEIGHS_NOTHING", "Balancer"]
