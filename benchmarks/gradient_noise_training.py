@@ -24,7 +24,7 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from hvd_hetero.policies import StaticAllocation
+from hvd_hetero.policies import Goodput, StaticAllocation
 from hvd_hetero.testing import run_on_threads
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance
 
@@ -110,7 +110,8 @@ def trained(
 
     def case(rank: int) -> list[tuple[int, float, float, float]]:
         model, found = models[rank], []
-        balance = LoadBalance(StaticAllocation(SHARES), global_batch=batch)
+        same = Goodput(start=batch, least=batch, most=batch, learning_rate="constant")  # measured in every round
+        balance = LoadBalance(StaticAllocation(SHARES), global_batch=same)
         loader = BalancedLoader(TensorDataset(*data), balance, shuffle=True, seed=1)
         optimizer = DistributedOptimizer(
             torch.optim.SGD(model.parameters(), lr=rate), balance, model.named_parameters()

@@ -18,7 +18,8 @@ itself in the very first round, and where no bundle can carry it.
 
 **Noise.** In every k-th round the squares of what this rank sends and of the sums are taken, for the noise scale
 (``hvd_hetero.measurement.gradient_noise``), and travel with the next table. Each takes one pass over the gradients. k
-is 1 for small models, and 8 from a million parameters on, which is arbitrary.
+is 1 for small models, and 8 from a million parameters on, where the batch goes by it; 64 where it is only told. These
+numbers are arbitrary.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ __all__ = ["Allreduce"]
 
 _LOOKED_AT = 2**12  # numbers of a bundle, some microseconds: a loss's NaN reaches all of them (arbitrary)
 _EVERY, _NUMBERS = 8, 2**17  # rounds, and parameters for each of them
+_SELDOM = 64  # rounds, where the noise decides nothing
 _trained = attrgetter("requires_grad")
 
 
@@ -167,7 +169,9 @@ class Allreduce(Synchroniser):
             self._carrier.carry(RoundTable.length(self._balancer.workers))
             self._bundles.remove(self._carrier)
             self._bundles.append(self._carrier)
-        self._every = min(max(sum(bundle.size for bundle in self._bundles) // _NUMBERS, 1), _EVERY)
+        self._every = _SELDOM
+        if self._balancer.goodput is not None:
+            self._every = min(max(sum(bundle.size for bundle in self._bundles) // _NUMBERS, 1), _EVERY)
         self.thawed = True
 
     def _require_no_gradient_of_frozen(self) -> None:
