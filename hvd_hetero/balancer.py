@@ -138,6 +138,11 @@ class Balancer:
         """Updates, each as many as it is worth of one with the first global batch."""
         return float(self.rounds) if self.goodput is None else self.goodput.progress
 
+    @property
+    def keeps_total(self) -> bool:
+        """True if all rounds have as many samples, but for the last of an epoch."""
+        return self.policy.keeps_total and self.goodput is None
+
     def note_epoch(self, samples: int | None) -> None:
         """Note how many samples the present epoch has, the same on every rank; None: not known."""
         self._planner.epoch_samples = math.inf if samples is None else samples
@@ -393,6 +398,29 @@ class Balancer:
                 raise ValueError(WEIGHS_NOTHING.format(finished.round))
             self._weight_of_sample = used / finished.plan.total
         return planned / used if used and not self.policy.weighs_twice else 1.0
+
+    # The noise of gradients (``hvd_hetero.measurement.gradient_noise``).
+
+    def measures(self, every: int) -> bool:
+        """Return whether the squares of this round's gradients are taken, as those of one round of ``every``.
+
+        Not where a gradient's size says how much a rank has done.
+        """
+        return self.workers > 1 and self.rounds % every == 0 and not self.policy.weighs_twice
+
+    def square_factors(self, correction: float) -> tuple[float, float, float]:
+        """Return this rank's samples of the round just agreed, and what turns squares into those of mean gradients.
+
+        Of its mean g_i, a rank has sent w_i g_i / X; the sums are corrected by X / W. So the first factor is for the
+        square of what it has sent, the second for that of the sums. Where weights w_i are no samples, it counts as the
+        samples that have the same share.
+        """
+        assert self.finished is not None, "the round has been agreed"
+        table = self.finished.table
+        weights = table.figures("weight")
+        mine, whole = weights[self.rank], math.fsum(weights)
+        samples, own = (mine * table.total / whole, correction * whole / mine) if mine else (0.0, 0.0)
+        return samples, own**2, correction**2
 
     # Rounds whose tables come late (``hvd_hetero.late_tables``).
 

@@ -43,9 +43,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-__all__ = ["GradientNoise", "Noise", "noise_of"]
+__all__ = ["GradientNoise", "Noise", "noise_of", "rounds_per_measurement"]
 
 _FIRST, _PART, _LONGEST = 16.0, 16.0, 1000.0  # rounds that are averaged
+_MOST, _EACH = 8, 2**17  # rounds, and numbers of a gradient for each of them
+_SELDOM = 64  # rounds, where the noise decides nothing
 
 
 class Noise(NamedTuple):
@@ -72,6 +74,14 @@ def noise_of(
     variance = math.fsum(b * (own - square) for b, own in ranks) / (len(ranks) - 1)
     variance = max(variance, 0.0)  # of rounding
     return Noise(variance, square - variance * (1.0 / batch - 1.0 / of))
+
+
+def rounds_per_measurement(numbers: int, *, decides: bool) -> int:
+    """Return k: gradients of so many numbers are measured in one of k rounds. ``decides``: the batch goes by the noise.
+
+    A measurement takes two passes over the gradient. These numbers are arbitrary.
+    """
+    return min(max(numbers // _EACH, 1), _MOST) if decides else _SELDOM
 
 
 class GradientNoise:

@@ -18,8 +18,7 @@ itself in the very first round, and where no bundle can carry it.
 
 **Noise.** In every k-th round the squares of what this rank sends and of the sums are taken, for the noise scale
 (``hvd_hetero.measurement.gradient_noise``), and travel with the next table. Each takes one pass over the gradients. k
-is 1 for small models, and 8 from a million parameters on, where the batch goes by it; 64 where it is only told. These
-numbers are arbitrary.
+is 1 for small models, and 8 from a million parameters on, where the batch goes by it; 64 where it is only told.
 """
 
 from __future__ import annotations
@@ -32,6 +31,7 @@ from typing import Any, ClassVar
 import torch
 
 from hvd_hetero.errors import RoundStateError
+from hvd_hetero.measurement.gradient_noise import rounds_per_measurement
 from hvd_hetero.rounds import RoundTable, checksum
 from torch_hooks.gradients.bundles import Bundle, Rows, bundles_of
 from torch_hooks.gradients.parameter_norm import ParameterNorm, kernels_here
@@ -42,8 +42,6 @@ from torch_hooks.gradients.synchroniser import Synchroniser, Trained
 __all__ = ["Allreduce"]
 
 _LOOKED_AT = 2**12  # numbers of a bundle, some microseconds: a loss's NaN reaches all of them (arbitrary)
-_EVERY, _NUMBERS = 8, 2**17  # rounds, and parameters for each of them
-_SELDOM = 64  # rounds, where the noise decides nothing
 _trained = attrgetter("requires_grad")
 
 
@@ -95,7 +93,7 @@ class Allreduce(Synchroniser):
             self._collect()  # stops all ranks, if only some have changed what they train
             self._layouts.agree()
             self._bundle_again()
-        self._own, measures = [], self._measures
+        self._own, measures = [], self._balancer.measures(self._every)
         self._send(weight, table=not changed, measures=measures)
         self._collect()
         if 0 in now:
@@ -107,28 +105,12 @@ class Allreduce(Synchroniser):
         self._layouts.back_to_rows()
         self._broken = False
 
-    @property
-    def _measures(self) -> bool:
-        """True: the squares of this round's gradients are taken. Not where a gradient's size says what was done."""
-        balancer = self._balancer
-        return balancer.workers > 1 and balancer.rounds % self._every == 0 and not balancer.policy.weighs_twice
-
     def _measured(self, correction: float) -> Squares:
-        """Return the squares of a round that is agreed, before its sums are corrected.
-
-        Of its mean g_i, a rank has sent w_i g_i / X; the sums are corrected by X / W. Where weights w_i are no samples,
-        it counts as the samples that have the same share.
-        """
-        balancer = self._balancer
-        assert balancer.finished is not None, "the round has been agreed"
-        table, unscaled = balancer.finished.table, math.exp(-2.0 * self.scale)  # a gradient scaler's
-        weights = table.figures("weight")
-        mine, whole = weights[balancer.rank], math.fsum(weights)
-        own_factor = (correction * whole / mine) ** 2 if mine else 0.0
-        return Squares.of(
-            mine * table.total / whole if mine else 0.0, unscaled * own_factor, self._own,
-            unscaled * correction**2, [bundle.square() for bundle in self._bundles],
-        )  # fmt: skip
+        """Return the squares of a round that is agreed, before its sums are corrected."""
+        samples, own, mean = self._balancer.square_factors(correction)
+        unscaled = math.exp(-2.0 * self.scale)  # a gradient scaler's
+        sums = [bundle.square() for bundle in self._bundles]
+        return Squares.of(samples, unscaled * own, self._own, unscaled * mean, sums)
 
     def _squares_before(self) -> tuple[float, float, float]:
         return (0.0, 0.0, 0.0) if self._squares is None else self._squares.read()
@@ -169,9 +151,8 @@ class Allreduce(Synchroniser):
             self._carrier.carry(RoundTable.length(self._balancer.workers))
             self._bundles.remove(self._carrier)
             self._bundles.append(self._carrier)
-        self._every = _SELDOM
-        if self._balancer.goodput is not None:
-            self._every = min(max(sum(bundle.size for bundle in self._bundles) // _NUMBERS, 1), _EVERY)
+        numbers = sum(bundle.size for bundle in self._bundles)
+        self._every = rounds_per_measurement(numbers, decides=self._balancer.goodput is not None)
         self.thawed = True
 
     def _require_no_gradient_of_frozen(self) -> None:
