@@ -83,6 +83,11 @@ class Session:
             from hvd_hetero.topology.mixing import resolve_mixing
 
             mixing = resolve_mixing(sync, workers, updates_locally=self.policy.updates_locally)
+            if self.balancer.goodput is not None:
+                raise ValueError(
+                    f"global_batch=Goodput(…) goes by averaged gradients, and sync={sync!r} averages parameters; use "
+                    "sync='allreduce', or a global_batch that stays"
+                )
         self.balancer.allow_nan = allow_nan
         self._recorder = Recorder()
         if telemetry is not None:

@@ -69,8 +69,8 @@ def resize_batches(
     prefetch
         Batches prepared ahead, L. Plans are then fixed L rounds ahead, so a change of speed shows in the batches L
         rounds later. The same on every rank. With 0, batches are prepared while training waits for them. None: 1, or 0
-        if a round can end before its plan is done, because the next one is not known then, and for a stream, whose
-        samples are fetched ahead before they are cut.
+        if a round can end before its plan is done, or the global batch adapts, because the next one is not known then,
+        and for a stream, whose samples are fetched ahead before they are cut.
     stream
         For a dataset or a sequence. ``"whole"``: all ranks read the same samples in the same order. ``"shard"``: each
         rank reads its own samples, a shard, such as files that only it reads; an epoch ends with the last shard.
@@ -111,12 +111,13 @@ def resize_batches(
             f"{type(data).__name__}; make one by from_generator, or leave it out"
         )
     if prefetch is None:
-        prefetch = int(session.policy.keeps_total and not is_stream)
+        prefetch = int(session.balancer.keeps_total and not is_stream)
     prefetch = integer("prefetch", prefetch, 0, way_out="give a whole number of batches, the same on every rank")
-    if prefetch and not session.policy.keeps_total:
+    if prefetch and not session.balancer.keeps_total:
+        cause = f"policy {session.policy.name!r}" if session.balancer.goodput is None else "global_batch=Goodput(…)"
         raise ValueError(
-            f"prefetch must be 0 under policy {session.policy.name!r}, got {prefetch}: how many samples a round takes "
-            "is known only when it is over"
+            f"prefetch must be 0 under {cause}, got {prefetch}: how many samples a round takes is known only when the "
+            "one before is over"
         )
     if prefetch and is_stream:
         raise ValueError(

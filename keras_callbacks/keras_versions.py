@@ -29,6 +29,8 @@ __all__ = [
     "names_of",
     "optimizer_variables",
     "plain_variables",
+    "rate_times",
+    "scales_losses",
     "spectral_vectors",
     "steps_per_execution",
     "tf_variables",
@@ -224,10 +226,20 @@ def tracked_state(model: Any) -> list[tf.Variable]:
 
 def follows_schedule(optimizer: Any) -> bool:
     """Return whether the learning rate is a function: of the updates that the optimizer has made, or of anything."""
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    rate = getattr(inner, "_hyper", {}).get("learning_rate", getattr(inner, "_learning_rate", None))
+    rate = _rate(optimizer)
     schedule = isinstance(rate, tf.keras.optimizers.schedules.LearningRateSchedule)
     return schedule or (callable(rate) and not hasattr(rate, "assign"))
+
+
+def _rate(optimizer: Any) -> Any:
+    """Return the learning rate as the optimizer keeps it: a variable, or a function."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return getattr(inner, "_hyper", {}).get("learning_rate", getattr(inner, "_learning_rate", None))
+
+
+def scales_losses(optimizer: Any) -> bool:
+    """Return whether it multiplies losses by a scale that changes, looks for infinities, and skips such updates."""
+    return isinstance(optimizer, tf.keras.mixed_precision.LossScaleOptimizer)
 
 
 def hyper_parameters(optimizer: Any) -> dict[str, Any]:
@@ -347,6 +359,23 @@ def gradients_pass_through(optimizer: Any, receive: Receiver, wrapped_by: Any) -
     mine.wrapped_by = wrapped_by
     object.__setattr__(optimizer, name, mine)
     return undo
+
+
+def rate_times(optimizer: Any, factor: tf.Variable, wrapped_by: Any) -> Callable[[], None]:
+    """Multiply the learning rate by ``factor`` in each update of this optimizer; return a function that ends this.
+
+    Callbacks, logs and checkpoints see the user's own rate, since it is put back before the step ends.
+    """
+
+    def at_its_rate(gradients: list[Any], _: list[Any], update: Update) -> Any:
+        (rate,) = tf_variables([_rate(optimizer)])
+        own = rate.read_value()
+        rate.assign(own * tf.cast(factor, own.dtype))
+        updated = update(gradients)
+        rate.assign(own)
+        return updated
+
+    return gradients_pass_through(optimizer, at_its_rate, wrapped_by)
 
 
 def as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:

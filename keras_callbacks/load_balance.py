@@ -23,6 +23,7 @@ from keras_callbacks.tensorflow_wire import TensorFlowWire
 from keras_callbacks.wrapping import is_wrapped, release_from_others, wrap
 
 if TYPE_CHECKING:
+    from hvd_hetero.policies.goodput import Goodput
     from hvd_hetero.telemetry.writer import Telemetry
     from hvd_hetero.topology.mixing import Mixing
 
@@ -63,7 +64,7 @@ class LoadBalance(Face, tf.keras.callbacks.Callback):  # type: ignore[misc]
         ``"elastic-bsp"``) or a policy object (``StaticAllocation([3, 7])``).
     global_batch
         Samples per round over all ranks together: one process's batch size. (Under ElasticBSP, of one
-        iteration of every rank.)
+        iteration of every rank.) ``hvd_hetero.policies.Goodput(start=…, least=…, most=…)`` lets it adapt.
     sync
         ``"allreduce"``, ``"d-psgd"`` or ``"matcha"``, or one of the last two with your own graph
         (``hvd_hetero.topology.mixing``). Under the last two ranks hold different models, and the end of ``fit`` gives
@@ -90,7 +91,7 @@ class LoadBalance(Face, tf.keras.callbacks.Callback):  # type: ignore[misc]
         self,
         policy: str | Policy = "lb-bsp",
         *,
-        global_batch: int,
+        global_batch: int | Goodput,
         sync: str | Mixing = "allreduce",
         allow_nan: bool = False,
         local_layers: Sequence[Any] = (),
@@ -107,11 +108,6 @@ class LoadBalance(Face, tf.keras.callbacks.Callback):  # type: ignore[misc]
             wire=wire, patience=patience, waits_at_the_end_in=("tensorflow.",),
         )  # fmt: skip
         core.balancer.ways_out = _WAYS_OUT
-        if core.balancer.goodput is not None:
-            raise ValueError(
-                "global_batch=Goodput(…) goes by each rank's own gradient, which the train step here does not keep; "
-                "give a global_batch that stays, or train with PyTorch"
-            )
         if local_layers and (core.mixing is not None or core.policy.updates_locally):
             raise ValueError(
                 "local_layers go with averaged gradients only; use sync='allreduce' and a policy that does not update "
@@ -127,6 +123,7 @@ class LoadBalance(Face, tf.keras.callbacks.Callback):  # type: ignore[misc]
         and so layers that were added since the last one.
         """
         self._session.start(model, optimizer)
+        self._session.adapt_rate(optimizer)
 
     def batches(self, data: BalancedDataset) -> Iterator[Any]:
         """Return the batches of one epoch, for your own loop around ``weighted_gradients``; see there."""

@@ -6,9 +6,15 @@ from typing import Any
 
 import horovod.tensorflow as hvd
 
-from keras_callbacks.keras_versions import backend_of, compiles_by_itself, steps_per_execution
+from keras_callbacks.keras_versions import (
+    backend_of,
+    compiles_by_itself,
+    follows_schedule,
+    scales_losses,
+    steps_per_execution,
+)
 
-__all__ = ["check_compiled", "check_layers", "layers_that_wait"]
+__all__ = ["check_compiled", "check_layers", "check_rate", "layers_that_wait"]
 
 
 def check_compiled(model: Any) -> None:
@@ -49,6 +55,21 @@ def check_compiled(model: Any) -> None:
                 "allreduce; compile with jit_compile=False"
             )
         model.jit_compile = False
+
+
+def check_rate(optimizer: Any) -> None:
+    """Refuse an optimizer whose learning rate cannot follow a global batch that adapts."""
+    if follows_schedule(optimizer):
+        raise ValueError(
+            "the optimizer's learning rate is a schedule, which counts steps, and with global_batch=Goodput(…) steps "
+            "are worth different amounts. Give it a number, and change it in a callback's on_train_batch_begin by "
+            "balance.progress"
+        )
+    if scales_losses(optimizer):
+        raise ValueError(
+            "global_batch=Goodput(…) goes by the size of gradients, and the optimizer is a LossScaleOptimizer, whose "
+            "scale changes it; train in mixed_bfloat16 or float32, or give a global_batch that stays"
+        )
 
 
 def _is_another(value: Any, *known: Any) -> bool:

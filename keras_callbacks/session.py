@@ -9,10 +9,10 @@ import tensorflow as tf
 
 from hvd_hetero.errors import HeteroError
 from hvd_hetero.session import Session
-from keras_callbacks.keras_versions import build_optimizer
+from keras_callbacks.keras_versions import build_optimizer, rate_times
 from keras_callbacks.metrics.of_all_ranks import Evaluation
 from keras_callbacks.pipeline.queue import RoundQueue
-from keras_callbacks.refusals import check_layers, layers_that_wait
+from keras_callbacks.refusals import check_layers, check_rate, layers_that_wait
 from keras_callbacks.start import CommonStart
 from keras_callbacks.step.calls import SHARE, RoundCalls
 from keras_callbacks.step.device import Device
@@ -103,6 +103,8 @@ class FitSession:
         """Give all ranks rank 0's weights and optimizer state; rounds of this optimizer follow."""
         self.trains_here()
         check_layers(model, self.policy.name)
+        if self.balancer.goodput is not None:
+            check_rate(optimizer)
         self.calls.repeats = self._repeats and not layers_that_wait(model)  # there, no rank may do more than the others
         weights = self.common_start.give(model, optimizer)
         together = self.mixing is None and not self.policy.updates_locally
@@ -112,6 +114,16 @@ class FitSession:
         """Return the gradients of the mean over all samples of the round, for a round of one micro-batch."""
         share = self.calls.ask(self.calls.share, SHARE, after=tf.nest.flatten(gradients, expand_composites=True))
         return self._all_reduce(gradients, share)
+
+    def adapt_rate(self, optimizer: Any) -> None:
+        """Where the batch adapts, let the learning rate of this optimizer's updates, and of nothing else, follow it."""
+        if self.balancer.goodput is None:
+            return
+        wrapped_by = {value.wrapped_by for value in vars(optimizer).values() if hasattr(value, "wrapped_by")}
+        for former in wrapped_by - {self}:
+            former.release()
+        if self not in wrapped_by:
+            self.on_release(rate_times(optimizer, self.calls.rate_factor, self))
 
     def on_release(self, undo: Callable[[], None]) -> None:
         """Remember ``undo``, which unwraps a part of the model, or of its optimizer."""

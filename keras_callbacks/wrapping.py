@@ -62,6 +62,7 @@ def wrap(session: FitSession, model: Any) -> None:
         session.on_release(losses_pass_through(model, weights.of_loss))
     if isinstance(synchroniser, GraphAllreduce) and not session.gathers and not session.local_layers:
         session.on_release(loss_passes_through(model, graph.weigh))
+    session.adapt_rate(model.optimizer)  # first, since the factor is known once gradients are summed
     session.on_release(gradients_pass_through(model.optimizer, graph.receive, session))
 
     def figures() -> JoinedMetrics:

@@ -155,6 +155,8 @@ class RoundQueue:
             if (new or again) and (self._used or other):
                 # If the rounds of an epoch are not known beforehand, the pipeline has no end, and counts on.
                 self._restart(counting_on=not new and self.rounds is None)
+            if new or again:
+                self._balancer.note_epoch(self._cutter.order.size)
             self._cut_what_is_known()
             return self._known[0][0].samples
 
@@ -181,7 +183,7 @@ class RoundQueue:
         self._cutter.finish(table)
 
     def _rounds_of(self, samples: int | None) -> int | None:
-        if samples is None or not self._balancer.policy.keeps_total:
+        if samples is None or not self._balancer.keeps_total:
             return None
         return self._cutter.rounds_of(samples)
 

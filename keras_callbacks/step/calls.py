@@ -18,11 +18,12 @@ import tensorflow as tf
 from hvd_hetero.consistency import require_finite, settings_of
 from hvd_hetero.data.sample_order import Cut
 from hvd_hetero.errors import RoundStateError
+from hvd_hetero.measurement.gradient_noise import rounds_per_measurement
 from hvd_hetero.measurement.memory_errors import DONE_IN_PARTS, not_done_again
 from hvd_hetero.rounds import MicroBatch
 from hvd_hetero.session import Session
 from hvd_hetero.witness import WatchedParameter, kernels, piece_of, shown
-from keras_callbacks.keras_versions import follows_schedule, hyper_parameters
+from keras_callbacks.keras_versions import follows_schedule, hyper_parameters, scales_losses
 from keras_callbacks.pipeline.queue import RoundQueue
 from keras_callbacks.step.device import Device
 
@@ -30,10 +31,11 @@ __all__ = ["SHARE", "Fit", "RoundCalls"]
 
 logger = logging.getLogger(__name__)
 
-SHARE = 4
+SHARE = 5
 """Numbers in a rank's share of a round: the weight of its gathered gradient in the sum; its samples, or what else they
 count; what all ranks were to count, or 0 if the sum is not to be corrected by what they did; the weight of the gathered
-gradient in the mean over the rank's own samples."""
+gradient in the mean over the rank's own samples; 1 if the squares of the round's gradients are taken."""
+_NOT_MEASURED = (0.0, 0.0, 0.0)
 
 _TWICE = (
     "weighted_gradients was called twice for one batch, and a round sums gradients once. Call it once for every batch, "
@@ -89,6 +91,11 @@ class RoundCalls:
         self._witnesses: list[tf.Variable] = []
         self._watched: list[WatchedParameter] = []
         self._shown = 0.0, 0.0
+        self._every = 0
+        self._squares = _NOT_MEASURED
+        with tf.device("CPU:0"):
+            self.rate_factor = tf.Variable(1.0, trainable=False, dtype=tf.float64)
+            """The factor of the learning rate in the update of the round that was agreed."""
         self.looks = False
         """True if gradients are checked for NaN. Not on a device, for which the host would have to wait."""
         threads = tf.config.threading.get_intra_op_parallelism_threads() or len(os.sched_getaffinity(0))
@@ -104,8 +111,8 @@ class RoundCalls:
         ]
         self._shown = 0.0, 0.0
         self.balancer.agreement.watch(self._watched)
-        scales = isinstance(optimizer, tf.keras.mixed_precision.LossScaleOptimizer)  # which looks by itself, and skips
-        self.looks = not (self.balancer.allow_nan or scales or self._device is not None)
+        self.looks = not (self.balancer.allow_nan or scales_losses(optimizer) or self._device is not None)
+        self._squares = _NOT_MEASURED
         self._pending.clear()
         self.balancer.abandon()
         self._most = 0
@@ -216,8 +223,8 @@ class RoundCalls:
         if self.balancer.closing or self.balancer.stop_early():
             share = self.share()
             if weight:
-                _, counts, planned, _ = share
-                share = [float(counts > 0), counts, planned, planned / counts if counts else 0.0]
+                _, counts, planned, _, measured = share
+                share = [float(counts > 0), counts, planned, planned / counts if counts else 0.0, measured]
             self.samples = self.balancer.samples_so_far
             self._leaves = True
             return [0.0, 0.0, 1.0, False, *share, 0.0]
@@ -242,7 +249,14 @@ class RoundCalls:
         own = self.balancer.work.counts
         counts = self.balancer.meter.round.weight + own
         planned = 0 if self.policy.weighs_twice else self.balancer.planned_weight
-        return [self.balancer.weight, counts, planned, own / counts if counts else 0.0]
+        measured = self._every > 0 and self.balancer.measures(self._every)
+        return [self.balancer.weight, counts, planned, own / counts if counts else 0.0, float(measured)]
+
+    def measure(self, numbers: int) -> int:
+        """Take the squares of gradients of so many numbers in one of k rounds from now on; return k, or 0: never."""
+        never = self.policy.weighs_twice or self.balancer.workers == 1 or scales_losses(self._optimizer)
+        self._every = 0 if never else rounds_per_measurement(numbers, decides=self.balancer.goodput is not None)
+        return self._every
 
     def weigh(self, weight: float) -> list[float]:
         """Let the current micro-batch count so much; return this rank's share, if it is the last: `SHARE` numbers."""
@@ -280,12 +294,16 @@ class RoundCalls:
         weighs = int(queue is not None and queue.weight_of is not None)  # as all ranks must, or none
         witness, bits = self._shown
         row = self.balancer.report(
-            settings=settings, witness=witness, bits=bits, broken=broken, ended=ended, trained=weighs
-        )
+            settings=settings, witness=witness, bits=bits, broken=broken, ended=ended, trained=weighs,
+            squares=self._squares,
+        )  # fmt: skip
         return np.concatenate([row, [float(self._fit.wants_to_stop)]])
 
-    def agree(self, summed: npt.NDArray[np.float64]) -> float:
-        """Take the sum, and return the factor for the gradients, if they have waited for it."""
+    def agree(self, summed: npt.NDArray[np.float64], *squares: npt.NDArray[np.float64]) -> tuple[float, float]:
+        """Take the sum; return the factors for the gradients, if they have waited for it, and for the learning rate.
+
+        ``squares``: those of what this rank has sent, and of the sums, if this round's are taken.
+        """
         queue = self._fit.queue
         assert queue is not None, "the round came from it"
         # Not as soon as the row has left: a call for it in every round takes longer than the work done once a second.
@@ -294,10 +312,14 @@ class RoundCalls:
             correction = self.balancer.agree(summed[:-1])
             assert self.balancer.finished is not None, "the round has just been agreed"
             queue.finish(self.balancer.finished.table)
+        self._squares = _NOT_MEASURED
+        if squares and squares[0][1] > 0.0:  # zeros stand for those that were not taken
+            samples, own, mean = self.balancer.square_factors(correction)
+            self._squares = samples, own * squares[0][0], mean * squares[0][1]
         self.stop_agreed = bool(summed[-1] > 0)
         self._agreed_at = time.perf_counter()
         self.balancer.require_finite()
-        return correction
+        return correction, self.balancer.rate_factor
 
     def refuse(self, broken: npt.NDArray[np.float64]) -> None:
         """Raise before the update, which does not wait for the table: these ranks' gradients are not finite."""

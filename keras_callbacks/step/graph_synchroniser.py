@@ -66,6 +66,7 @@ class GraphSynchroniser(ABC):
         after: list[Any],
         of: Callable[[list[Any]], list[Any]] = list,
         share: tf.Tensor | None = None,
+        squares: Callable[[list[tf.Tensor], list[tf.Tensor]], list[tf.Tensor]] = lambda sent, sums: [],
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
         """Return the tensors' sums over all ranks, corrected from planned to actual samples; and the correction.
 
@@ -79,6 +80,9 @@ class GraphSynchroniser(ABC):
         rank fall into its wait, and in a round that is refused some may have been made. Not for NaN: with the
         samples travels which ranks have NaN in that bucket, which a loss's NaN reaches.)
 
+        Where the global batch adapts, updates do wait for the answer, which has the factor of the learning rate, too.
+        ``squares`` makes what the balancer hears of the tensors that left and their sums.
+
         If the clock is a device's (``calls.apart``), the table comes some time after the last gradient. So it
         travels by itself and on the host, and samples along with the last bucket, too.
         """
@@ -88,8 +92,10 @@ class GraphSynchroniser(ABC):
         buckets = division.divide([size_in_bytes(t) for t in backwards], [t.dtype for t in backwards])
         parcels = [of([backwards[i] for i in bucket]) for bucket in buckets]
         takes_more = [_takes_more(parcel) for parcel in parcels]
-        counts = takes_more if calls.apart else takes_more[:-1]
-        counted = None if share is None or True not in counts else counts.index(True)
+        sent = [*itertools.chain(*parcels)]
+        adapts = calls.balancer.goodput is not None
+        counts = [] if share is None or adapts else takes_more if calls.apart else takes_more[:-1]
+        counted = counts.index(True) if True in counts else None
         broken = []
         if share is not None and calls.looks:  # but not of a stand-in, which weighs nothing
             broken = [_broken(parcels[counted or 0][0] if parcels else after[-1]) * tf.sign(share[0])]
@@ -107,11 +113,14 @@ class GraphSynchroniser(ABC):
         with tf.device("CPU:0") if calls.apart else contextlib.nullcontext():
             sums.append(self._sum(parcels[-1], len(sums)))
         table = tf.cast(sums[-1].pop(), tf.float64)
+        counted_too = None if counted is None else tf.cast(sums[counted].pop(), tf.float64)
+        summed = [*itertools.chain(*sums)]
         # The agreed round is over: a rank's work from then on is its update.
-        answer = calls.ask(calls.agree, 1, table, after=list(itertools.chain(*sums)) if calls.apart else ())[0]
-        correction = answer
-        if share is not None and counted is not None:
-            counted_too = tf.cast(sums[counted].pop(), tf.float64)
+        answer = calls.ask(calls.agree, 2, table, *squares(sent, summed), after=summed if calls.apart else ())
+        correction = answer[0]
+        if adapts:
+            calls.rate_factor.assign(answer[1])
+        if share is not None and counted_too is not None:
             correction, ranks = correction_of(share[2], counted_too[0]), counted_too[1:]
             if broken:
                 found = tf.reduce_any(ranks > 0)
@@ -136,30 +145,32 @@ class GraphAllreduce(GraphSynchroniser):
         weight = share[0]
         rows = [g for g in gradients if isinstance(g, tf.IndexedSlices)]
         dense = [g for g in gradients if not isinstance(g, tf.IndexedSlices)]
-        gathered = [self._gather(g, weight, number, weighed) for number, g in enumerate(rows)]
+        own = [_weighted(g, weight, weighed) for g in rows]
+        gathered = [self._gather(g, number) for number, g in enumerate(own)]
         arrived = [g.values for g in rows]
+        every = self._calls.measure(sum(g.shape.num_elements() or 0 for g in dense))
+
+        def squares(sent: list[tf.Tensor], sums: list[tf.Tensor]) -> list[tf.Tensor]:
+            return _in_some_rounds(every, share[4], lambda: _squares([*sent, *own], [*sums, *gathered]))
+
         # A weight of 0 gives 0, whatever NaN a stand-in has made.
         if weighed:
             sign = tf.sign(weight)
-            means, correction = self._mean(dense, dense + arrived, lambda bucket: scaled(bucket, sign), share)
+            means, correction = self._mean(dense, dense + arrived, lambda bucket: scaled(bucket, sign), share, squares)
         else:
             weights = {dtype: tf.cast(weight, dtype) for dtype in {g.dtype: None for g in dense}}
             # One by one, so that none waits for another, and in place, since they are used only here.
             weighted = [tf.math.multiply_no_nan(g, weights[g.dtype]) for g in dense]
-            means, correction = self._mean(weighted, weighted + arrived, share=share)
+            means, correction = self._mean(weighted, weighted + arrived, share=share, squares=squares)
         self.correction = correction
         of_rows, whole = iter(scaled(gathered, correction)), iter(means)
         return [next(of_rows) if isinstance(g, tf.IndexedSlices) else next(whole) for g in gradients]
 
-    def _gather(self, gradient: tf.IndexedSlices, weight: tf.Tensor, number: int, weighed: bool) -> tf.IndexedSlices:
-        """Return the rows of all ranks, weighted; none from a rank that holds no data."""
-        kept = tf.where(weight > 0, tf.size(gradient.indices), 0)
-        values, indices = gradient.values[:kept], gradient.indices[:kept]
-        if not weighed:
-            values *= tf.cast(weight, values.dtype)
+    def _gather(self, gradient: tf.IndexedSlices, number: int) -> tf.IndexedSlices:
+        """Return the rows of all ranks."""
         name = f"HorovodAllgather_{self._calls.prefix}_{number}"
-        all_values = hvd.allgather(values, name=f"{name}_values", ignore_name_scope=True)
-        all_indices = hvd.allgather(indices, name=f"{name}_indices", ignore_name_scope=True)
+        all_values = hvd.allgather(gradient.values, name=f"{name}_values", ignore_name_scope=True)
+        all_indices = hvd.allgather(gradient.indices, name=f"{name}_indices", ignore_name_scope=True)
         all_values = tf.reshape(all_values, [-1, *gradient.values.shape[1:]])  # of no rows, Horovod knows no shape
         return tf.IndexedSlices(all_values, tf.reshape(all_indices, [-1]), gradient.dense_shape)
 
@@ -218,6 +229,48 @@ class GraphLocalUpdates(GraphSynchroniser):
         for variable, value in zip(variables, self._mean(weighted, after=weighted)[0], strict=True):
             variable.assign(value)
         return gradients
+
+
+def _weighted(gradient: tf.IndexedSlices, weight: tf.Tensor, weighed: bool) -> tf.IndexedSlices:
+    """Return this rank's rows, weighted; none if it holds no data."""
+    kept = tf.where(weight > 0, tf.size(gradient.indices), 0)
+    values = gradient.values[:kept]
+    if not weighed:
+        values *= tf.cast(weight, values.dtype)
+    return tf.IndexedSlices(values, gradient.indices[:kept], gradient.dense_shape)
+
+
+def _in_some_rounds(every: int, now: tf.Tensor, squares: Callable[[], tf.Tensor]) -> list[tf.Tensor]:
+    """Return the squares, in one round of ``every``; zeros in others, which compute nothing and wait for nothing."""
+    if every < 2:
+        return [squares() for _ in range(every)]
+    # One operation in its branch: laid out there, all would be passed over one by one in other rounds.
+    apart = tf.function(squares, autograph=False, experimental_attributes={"_noinline": True})
+
+    def where_gradients_are() -> tf.Tensor:
+        with tf.device(None):
+            norms = apart()
+        return tf.identity(norms)
+
+    with tf.device("CPU:0"):  # else zeros would wait for a device
+        return [tf.cond(now > 0, where_gradients_are, lambda: tf.zeros([2], tf.float64))]
+
+
+def _squares(*groups: Sequence[Gradient]) -> tf.Tensor:
+    """Return the squared norm of each group of gradients."""
+    return 2.0 * tf.stack([tf.add_n([_half_square(g) for g in group]) for group in groups])
+
+
+def _half_square(gradient: Gradient) -> tf.Tensor:
+    """Return half of the squared norm; rows that occur twice are added up before."""
+    numbers = _numbers(gradient)
+    if isinstance(gradient, tf.IndexedSlices):
+        rows, places = tf.unique(gradient.indices)
+        numbers = tf.math.unsorted_segment_sum(numbers, places, tf.size(rows))
+    if numbers.dtype.is_complex:
+        numbers = tf.abs(numbers)
+    wide = tf.cast(numbers, tf.float32) if numbers.dtype.size < 4 else numbers  # halves would overflow
+    return tf.cast(tf.nn.l2_loss(wide), tf.float64)
 
 
 def scaled(gradients: Sequence[Gradient], factor: tf.Tensor) -> list[Gradient]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 pytestmark = pytest.mark.distributed
@@ -13,6 +15,8 @@ BY_SAMPLES = ["masks, micro-batches", "masks, eagerly"]
 CASES = [*WEIGHED, *COUNTED, *BY_SAMPLES, "mean with sample weight", *PLAIN, *BY_COST]
 # What depends on how its losses reduce, and on its own step.
 OF_TF_KERAS = [*WEIGHED, *COUNTED, *BY_SAMPLES, *PLAIN, "cost_of, micro-batches"]
+ADAPTING = ["adascale", "square-root, micro-batches", "adascale, a loop"]
+OF_NOISE = ["noise, micro-batches", "noise of tokens"]
 ROUNDS = {2: 18, 3: 16}
 LONGEST = 5
 
@@ -72,3 +76,28 @@ def test_micro_batches_keep_to_their_cost(ranks):
         assert rank["cost_of, micro-batches"]["largest"] <= 2 * LONGEST
         assert rank["cost_of, micro-batches"]["batches"] > ROUNDS[2], "rounds had several"
         assert rank["cost_of"]["largest"] > 2 * LONGEST, "there was something to keep to"
+
+
+@pytest.mark.parametrize("ranks", [("Keras 3", 2), ("tf_keras", 3)], ids=label, indirect=True, scope="module")
+class TestNoise:
+    @pytest.mark.parametrize("case", [*ADAPTING, *OF_NOISE])
+    def test_weights_and_noise_scales_are_those_of_one_process(self, ranks, case):
+        for rank in ranks:
+            assert rank[case]["weights"] < 1e-10
+            assert rank[case]["spread"] == 0.0
+            assert rank[case]["moved"] > 1e-2, "training did change the weights"
+        found, wanted = ranks[0][case]["scales"]
+        assert len(found) == len(wanted) == ranks[0][case]["rounds"]
+        for scale, other in zip(found, wanted, strict=True):
+            assert scale == (None if other in (None, math.inf) else pytest.approx(other, rel=1e-8))
+        assert sum(scale is not None for scale in found) > 2
+
+    @pytest.mark.parametrize("case", ADAPTING)
+    def test_a_batch_that_adapts_changes_the_update_and_nothing_else(self, ranks, case):
+        for rank in ranks:
+            assert len(rank[case]["batches"]) >= 4
+            assert rank[case]["epochs of each sample once"] == rank[case]["epochs"] == 2
+            found, wanted = rank[case]["progress"]
+            assert found == pytest.approx(wanted, rel=1e-9)
+            assert found != rank[case]["rounds"]
+            assert rank[case]["rates"] == ([0.05] if "loop" in case else [0.05, 0.025]), "as users set them"

@@ -15,6 +15,7 @@ import plain_graphs  # noqa: F401
 import tensorflow as tf
 from every_round import EveryRoundAnother
 from keras_fits import Start, on_rank_0, spread
+from keras_goodput import ADAPTING
 from pool import serve
 
 from hvd_hetero.policies import StaticAllocation
@@ -274,6 +275,7 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "cost_of, static": lambda: by_cost(
         policy=StaticAllocation([2, 1][: hvd.size()]), cost_of=lambda index: lengths()[index]
     ),
+    **ADAPTING,
 }  # fmt: skip
 
 

@@ -25,7 +25,7 @@ from keras_callbacks.step.device import Device, device_here  # noqa: E402
 from keras_callbacks.step.graph_synchroniser import GraphAllreduce  # noqa: E402
 from tests.distributed.workers.queued_device import Network, QueuedDevice  # noqa: E402
 
-SHARE = [0.5, 2.0, 4.0, 1.0]
+SHARE = [0.5, 2.0, 4.0, 1.0, 0.0]
 SLOPE_S, INTERCEPT_S, UPDATE_S = 1.0, 5.0, 0.25
 X = np.random.default_rng(0).normal(size=(50, 4)).astype("float32")
 

@@ -11,7 +11,7 @@ hvd = pytest.importorskip("horovod.tensorflow")
 import tensorflow as tf  # noqa: E402 - imported by Horovod if it is there
 
 from hvd_hetero.errors import HeteroError, RoundStateError  # noqa: E402
-from hvd_hetero.policies import BSP, NonBlocking  # noqa: E402
+from hvd_hetero.policies import BSP, Goodput, NonBlocking  # noqa: E402
 from keras_callbacks import LoadBalance, resize_batches, start, weighted_gradients  # noqa: E402
 from keras_callbacks.metrics.of_all_ranks import JoinedMetrics  # noqa: E402
 from keras_callbacks.pipeline.queue import TOO_FAR_AHEAD  # noqa: E402
@@ -73,6 +73,32 @@ def test_a_train_step_that_calls_the_optimizer_twice_is_refused():
         fit(network(times=2), SEVERAL)
     with pytest.raises(RoundStateError, match=r"round.*once per train_step"):
         fit(network(times=2))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "message"),
+    [
+        (lambda: keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 3, 0.5)), r"balance\.progress"),
+        (lambda: keras.mixed_precision.LossScaleOptimizer(keras.optimizers.SGD(0.1)), "mixed_bfloat16"),
+    ],
+    ids=["a schedule", "a loss scale"],
+)
+def test_an_optimizer_whose_rate_cannot_follow_the_batch_is_refused(optimizer, message):
+    model = network()
+    model.compile(optimizer(), "mse")
+    balance = LoadBalance("bsp", global_batch=Goodput(start=4, least=2, most=8))
+    with pytest.raises(ValueError, match=message):
+        balance.start(model, model.optimizer)
+    with pytest.raises(ValueError, match=message):
+        model.fit(resize_batches((X, Y), balance), verbose=0, callbacks=[balance])
+
+
+def test_a_batch_that_adapts_is_refused_where_it_cannot_and_not_known_ahead():
+    adapting = Goodput(start=4, least=2, most=8)
+    with pytest.raises(ValueError, match="sync='allreduce'"):
+        LoadBalance("bsp", global_batch=adapting, sync="d-psgd")
+    with pytest.raises(ValueError, match="prefetch must be 0 under global_batch=Goodput"):
+        resize_batches((X, Y), LoadBalance("bsp", global_batch=adapting), prefetch=1)
 
 
 @pytest.mark.parametrize("what", ["a weight", "a variable of TensorFlow", "another model's weight"])

@@ -23,7 +23,7 @@ from keras_callbacks.tensorflow_wire import TensorFlowWire  # noqa: E402
 keras = tf.keras
 MIB = 2**18
 """float32 numbers"""
-SHARE = [0.5, 2.0, 4.0, 1.0]
+SHARE = [0.5, 2.0, 4.0, 1.0, 0.0]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -176,7 +176,7 @@ def test_rows_are_gathered_as_they_are_and_wait_for_nothing_else(weighed):
 @pytest.mark.parametrize("weight", [0.0, 0.25])
 def test_a_rank_that_holds_nothing_sends_no_rows(weighed, weight):
     synchroniser = all_reduce()
-    synchroniser._mean = lambda tensors, after, of=list, share=None: (of(tensors), tf.constant(1.0, tf.float64))
+    synchroniser._mean = lambda tensors, after, of=list, *_, **options: (of(tensors), tf.constant(1.0, tf.float64))
     rows = tf.IndexedSlices(tf.constant([[1.0], [float("nan")], [4.0]]), tf.constant([5, 2, 5]), tf.constant([9, 1]))
     (got,) = synchroniser([rows], tf.constant([weight, 4 * weight, 4], tf.float64), weighed=weighed)
     assert got.indices.numpy().tolist() == ([5, 2, 5] if weight else [])
@@ -190,7 +190,7 @@ def test_a_rank_that_holds_nothing_sends_no_rows(weighed, weight):
 def test_what_weighs_nothing_is_zero_even_where_it_is_not_a_number(monkeypatch, weighed, small):
     monkeypatch.setattr("keras_callbacks.step.graph_synchroniser._SMALL", small)
     synchroniser = all_reduce()
-    synchroniser._mean = lambda tensors, after, of=list, share=None: (of(tensors), tf.constant(1.0, tf.float64))
+    synchroniser._mean = lambda tensors, after, of=list, *_, **options: (of(tensors), tf.constant(1.0, tf.float64))
     gradients = [tf.constant([1.0, float("nan")]), tf.constant([float("inf")], tf.float16)]
 
     def sent(weight):
@@ -357,7 +357,7 @@ def test_a_loss_of_few_digits_is_not_multiplied_by_a_weight_that_would_be_rounde
 def test_a_step_that_fails_while_it_is_traced_leaves_nothing_behind():
     graph_round = Round()
     graph_round._calls = SimpleNamespace(policy=BSP())
-    graph_round._begin = lambda data: (tf.zeros(9), data)
+    graph_round._begin = lambda data: (tf.zeros(10), data)
 
     def fails(data):
         raise ValueError("a mistake")
@@ -377,7 +377,7 @@ def test_a_batch_of_another_size_than_was_cut_counts_as_it_came():
     assert session.queue.prepare(new=True) == 4
     session.calls.begin_round(3)
     assert session.calls.samples == 3
-    assert session.calls.share() == [0.75, 3, 4, 1.0]
+    assert session.calls.share() == [0.75, 3, 4, 1.0, 0.0]
 
 
 def test_autograph_converts_the_users_step_and_what_it_calls_but_nothing_of_this_package():
