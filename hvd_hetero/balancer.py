@@ -383,8 +383,7 @@ class Balancer:
         self._transfer_s = float("nan") if self.meter.was_held_up else table.transfer_s
         finished = FinishedRound(self.rounds, self._work.epoch, self._work.plan, table, now - self._agreed_at)
         self._planner.learn(finished)
-        if self.goodput is not None:
-            self.rate_factor = self.goodput.advance(table.total, self._planner.noise)
+        self.advance(table.total)
         self._finishes = True
         self._tell(finished)
         self._agreed_at = now
@@ -398,6 +397,11 @@ class Balancer:
                 raise ValueError(WEIGHS_NOTHING.format(finished.round))
             self._weight_of_sample = used / finished.plan.total
         return planned / used if used and not self.policy.weighs_twice else 1.0
+
+    def advance(self, samples: int) -> None:
+        """Count the progress of an update with so many samples, alike on all ranks, and decide its ``rate_factor``."""
+        if self.goodput is not None:
+            self.rate_factor = self.goodput.advance(samples, self._planner.noise)
 
     # The noise of gradients (``hvd_hetero.measurement.gradient_noise``).
 

@@ -67,11 +67,11 @@ class LateTables:
         self._short = short
         self._rounds.append(work)
 
-    def row(self, *, settings: float, witness: float, bits: float, broken: float) -> npt.NDArray[Any]:
+    def row(self, **figures: float) -> npt.NDArray[Any]:
         """Return this rank's part of the table, which tells of the rounds since the last one.
 
         A row teaches no speed if all of its rounds were short. Some short ones do no harm, for their means lie on the
-        same line.
+        same line. ``figures``: of the parameters and their gradients, by their names in :class:`RoundReport`.
         """
         balancer, meter = self._balancer, self._balancer.meter
         rounds, last = len(self._rounds), self._rounds[-1]
@@ -79,12 +79,9 @@ class LateTables:
         prints = [work.plan.fingerprint(work.data) for work in self._rounds]
         report = RoundReport(
             fingerprint=checksum(struct.pack(f"<{rounds}q", *prints)),
-            settings=settings,
-            witness=witness,
-            bits=bits,
             kernels=balancer.kernels,
-            broken=broken,
             contents=sum(work.contents for work in self._rounds) / rounds,
+            **figures,
             **meter.row(),
         )
         now = balancer.now()

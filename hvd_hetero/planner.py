@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Planner"]
 
+_ROUNDING = 1e-3  # of sums of many squares, in other orders
+
 
 class Planner:
     """The plans of one training. ``logs``: say in the log which ranks' speeds are not believed, and what changes."""
@@ -145,9 +147,11 @@ class Planner:
         samples = table.figures("gradient_samples")
         if any(samples):
             # Of |g|², which all ranks compute of the same numbers, rank 0's: processors add up in other orders.
+            # Where they differ by more, somebody else reduces gradients, and had not when they were measured.
             square = table.figures("mean_square")[0]
-            noise = noise_of(samples, table.figures("gradient_square"), square, of=self.epoch_samples)
-            if noise is not None:
+            own, further = table.figures("gradient_square"), math.fsum(table.figures("further_batches"))
+            noise = noise_of(samples, own, square, further=further, of=self.epoch_samples)
+            if noise is not None and not table.disagreement("mean_square", _ROUNDING):
                 self.noise.learn(noise)
 
     def renegotiate(self, state: Mapping[str, Any], speeds: Sequence[float], limits: Sequence[int]) -> None:

@@ -398,7 +398,9 @@ class RoundReport:
     gradient_samples: float = 0.0
     """Samples of the rank in an earlier round whose gradients were measured; 0: none was since the last table."""
     gradient_square: float = 0.0
-    """The squared norm of this rank's mean gradient of that round."""
+    """The squared norm of this rank's mean gradient of that round; of several, the mean by samples."""
+    further_batches: float = 0.0
+    """Batches of the rank in that round beyond one: micro-batches, where each is measured by itself."""
     mean_square: float = 0.0
     """The squared norm of the mean gradient over all ranks of that round."""
 

@@ -42,7 +42,7 @@ class ScaleLoss(Callback):  # type: ignore[misc]
                 "accumulate_grad_batches must be the micro-batches of a round, since Lightning divides each loss by "
                 f"it; got {divided_by} and {planned}. Write BalancedLoader(…, micro_batches={divided_by})"
             )
-        beside.weigh(loss, divided_by)
+        beside.weigh(loss, divided_by, scaled=getattr(trainer.precision_plugin, "scaler", None) is not None)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Refuse a loader without a length, whose batches Lightning would draw before it has used those before."""

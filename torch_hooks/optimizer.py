@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import operator
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,11 +18,10 @@ from torch_hooks.load_balance import LoadBalance
 from torch_hooks.parameters.averaging import average_everywhere
 from torch_hooks.parameters.broadcast import broadcast_parameters, named_groups, suitable
 from torch_hooks.parameters.made_state import MadeState, only_zeros
+from torch_hooks.rates import Rates
 from torch_hooks.updates import Updates
 
 __all__ = ["DistributedOptimizer"]
-
-logger = logging.getLogger(__name__)
 
 _STOCK_SCALER = (
     "torch.amp.GradScaler would look for infinities in gradients of this rank alone; use "
@@ -122,7 +120,7 @@ class DistributedOptimizer(Updates):
             sparse_as_dense=sparse_as_dense,
         )
         self._skip = False
-        self._warned = False
+        self._rates = Rates(session.balancer)
         self._closed = False
         session.optimizer = self
 
@@ -268,24 +266,13 @@ class DistributedOptimizer(Updates):
         self._synchronised = False
         balancer.require_finite()
         start = time.perf_counter()
-        if balancer.goodput is not None:
-            self._warn_of_schedule()
         balancer.applying()
-        with _rates_times(balancer.rate_factor, self._inner):
+        self._rates.multiply(self._inner, self)
+        try:
             self._inner.step()
+        finally:
+            self._rates.restore()
         balancer.applied(time.perf_counter() - start)
-
-    def _warn_of_schedule(self) -> None:
-        """Say once, on rank 0, that steps are no longer alike."""
-        if self._warned or self._balancer.rank:
-            return
-        # Schedules wrap step() of the optimizer that they are made for, ours or the one inside.
-        if any(hasattr(each.step, "_wrapped_by_lr_sched") for each in (self, self._inner)):
-            self._warned = True
-            logger.warning(
-                "a learning-rate schedule goes with an optimizer whose global batch adapts, so that steps are worth "
-                "different amounts; let the schedule go by balance.progress, or by epochs"
-            )
 
     def _update_locally(self) -> None:
         self._synchronised = False
@@ -308,16 +295,3 @@ class DistributedOptimizer(Updates):
         if not self._synchronised:
             raise RoundStateError(_STOCK_SCALER)
         return False
-
-
-@contextmanager
-def _rates_times(factor: float, optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Multiply all learning rates within. Schedules, and other ranks, see what the user has set."""
-    rates = [group["lr"] for group in optimizer.param_groups] if factor != 1.0 else []
-    try:
-        for group, rate in zip(optimizer.param_groups, rates, strict=False):
-            group["lr"] = rate * factor
-        yield
-    finally:
-        for group, rate in zip(optimizer.param_groups, rates, strict=False):
-            group["lr"] = rate

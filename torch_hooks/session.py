@@ -156,12 +156,6 @@ class TorchSession:
         """Before a batch: if no optimizer is ours, gradients are reduced by what the user has."""
         if self.optimizer is not None or self.beside is not None:
             return
-        if self.balancer.goodput is not None:
-            raise ValueError(
-                "global_batch=Goodput(…) goes by each rank's own gradient, which your own reducer does not keep; wrap "
-                "the optimizer before the loop: optimizer = DistributedOptimizer(optimizer, balance, "
-                "model.named_parameters()), or give a global_batch that stays"
-            )
         if self._others:
             raise ValueError(
                 "also() is for optimizers that DistributedOptimizer wraps; wrap them, or scale the sum of all losses "

@@ -19,7 +19,8 @@ The difference is (n - 1) S, whatever the b_i and N are. So these are unbiased:
 
 Ŝ is Σ b_i |g_i - g|² / (n - 1): never negative, and G adds nothing to its error. If the γ_j scatter normally and N is
 large, no unbiased function of g_1 … g_n has a smaller variance than either, for both follow from a complete sufficient
-statistic of them. Hence unequal batches lose nothing.
+statistic of them. Hence unequal batches lose nothing. Micro-batches whose gradients are seen one by one count
+as ranks; in place of |g_i|², a rank tells the mean of its own by samples.
 
 **The noise scale** φ = S / |G|² is the batch at which noise and gradient are equally large. Ŝ and Ĝ² are averaged
 over rounds before they are divided, because the mean of quotients is biased. Round t enters by
@@ -60,18 +61,20 @@ class Noise(NamedTuple):
 
 
 def noise_of(
-    samples: Sequence[float], squares: Sequence[float], square: float, *, of: float = math.inf
+    samples: Sequence[float], squares: Sequence[float], square: float, *, further: float = 0.0, of: float = math.inf
 ) -> Noise | None:
-    """Return both estimates of one round; None if fewer than two ranks had data, or a number is not finite.
+    """Return both estimates of one round; None if fewer than two batches had data, or a number is not finite.
 
-    ``samples`` and ``squares`` are b_i and |g_i|² of all ranks, ``square`` is |g|², ``of`` is N.
+    ``samples`` and ``squares`` are b_i and |g_i|² of all ranks, ``square`` is |g|², ``of`` is N. ``further``: batches
+    beyond one of each rank.
     """
     ranks = [(b, own) for b, own in zip(samples, squares, strict=True) if b > 0.0]
-    if len(ranks) < 2 or not math.isfinite(square) or not all(map(math.isfinite, (own for _, own in ranks))):
+    count = len(ranks) + further
+    if count < 2 or not math.isfinite(square) or not all(map(math.isfinite, (own for _, own in ranks))):
         return None
     batch = math.fsum(b for b, _ in ranks)
     # |g_i|² - |g|² first: its rounding errors do not grow with the number of samples.
-    variance = math.fsum(b * (own - square) for b, own in ranks) / (len(ranks) - 1)
+    variance = math.fsum(b * (own - square) for b, own in ranks) / (count - 1)
     variance = max(variance, 0.0)  # of rounding
     return Noise(variance, square - variance * (1.0 / batch - 1.0 / of))
 

@@ -73,6 +73,11 @@ OWN = {
 }  # fmt: skip
 
 
+BOTH = ["", ", tokens", ", max_micro_batch"]
+ADAPTS = {"own": BOTH, "ddp": [*BOTH, ", k = 2", ", clipped", ", reduced each time"]}
+ADAPTS = {kind: [f"a batch that adapts{how}" for how in hows] for kind, hows in ADAPTS.items()}
+
+
 def cases(table, *kinds):
     return pytest.mark.parametrize("case", [f"{kind}: {case}" for kind in kinds for case in table[kind]])
 
@@ -111,6 +116,25 @@ def test_unequal_samples_train_as_one_process_does(ranks, case):
 @cases(OWN, "own")
 def test_unequal_samples_of_three_ranks_train_as_one_process_does(ranks, case):
     require_exact(ranks[0][case])
+
+
+@of("ddp", ranks=2)
+@cases(ADAPTS, "ddp", "own")
+def test_a_batch_that_adapts_trains_as_one_process_that_measures_noise_itself(ranks, case):
+    require_adapted(ranks[0][case])
+
+
+@of("ddp", ranks=3)
+@cases(ADAPTS, "ddp", "own")
+def test_three_ranks_whose_batch_adapts_train_as_one_process_does(ranks, case):
+    require_adapted(ranks[0][case])
+
+
+def require_adapted(outcome):
+    assert outcome["scale"] <= 1e-8, "the noise scale that is told"
+    require_exact(outcome)
+    assert outcome["scales"] > 3
+    assert outcome["totals"] >= 3
 
 
 @of("ddp", "horovod", ranks=2)
@@ -274,6 +298,9 @@ def test_what_goes_wrong_is_told(ranks, attempt, message):
         ("step in between", "RoundStateError: step.. came in the middle of a round.*if balance.round_complete"),
         ("cleared in between", "RoundStateError: zero_grad.. came in the middle of a round"),
         ("summed by hand", r"ValueError: the ranks' gradients are summed.*2 times too large.*reducer='sum'"),
+        ("adapts, by hand", "ValueError: global_batch=Goodput.*could not measure"),
+        ("adapts, not cleared", "ValueError: global_batch=Goodput.*zero_grad"),
+        ("adapts, in shards", "ValueError: global_batch=Goodput.*fully_shard.*torch_hooks.DistributedOptimizer"),
         ("not to be accumulated", "TypeError: model must be a DistributedDataParallel or sharded by fully_shard"),
     ],
 )
@@ -286,6 +313,7 @@ def test_what_goes_wrong_beside_ddp_is_told(ranks, attempt, message):
 @pytest.mark.parametrize(
     ("attempt", "message"),
     [
+        ("adapts", "ValueError: global_batch=Goodput.*hvd.DistributedOptimizer.*torch_hooks.DistributedOptimizer"),
         ("sums", "ValueError: hvd.DistributedOptimizer makes the sum.*reducer='sum'"),
         ("closure", r"RoundStateError: step.closure. of hvd.DistributedOptimizer reduces.*skip_synchronize"),
         ("closure that reduces", "nothing was refused"),

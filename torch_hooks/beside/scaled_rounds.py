@@ -42,11 +42,14 @@ from hvd_hetero.communication.wire import Handle
 from hvd_hetero.consistency import WaysOut, settings_of
 from hvd_hetero.errors import RoundStateError
 from hvd_hetero.late_tables import LateTables
+from hvd_hetero.measurement.gradient_noise import rounds_per_measurement
 from hvd_hetero.rounds import MicroBatch, RoundTable
 from torch_hooks.beside.layers import hides_a_backward_pass, leave_out_waits
+from torch_hooks.beside.local_squares import LocalSquares
 from torch_hooks.beside.reducer import Reducer, ReducerCheck, is_horovods
 from torch_hooks.cuda_stopwatch import DeviceTimes
 from torch_hooks.gradients.parameter_norm import ParameterNorm, kernels_here
+from torch_hooks.rates import Rates
 from torch_hooks.wires.choice import TorchWire
 
 __all__ = ["Beside"]
@@ -99,8 +102,18 @@ _OWN_WEIGHT = (
     "weight of scale() is for rounds of one batch on each rank, from a loader without weight_of; give the loader "
     "weight_of=…, which tells all batches of a round before the first is used"
 )
+_NO_GRADIENT = (
+    "global_batch=Goodput(…) goes by each rank's own gradient, which fully_shard and hvd.DistributedOptimizer hide; "
+    "use DistributedDataParallel, or torch_hooks.DistributedOptimizer without another reducer"
+)
+_NO_NOISE = (
+    "global_batch=Goodput(…) could not measure the noise of gradients, which must be cleared before each round, and be "
+    "reduced when backward() ends. Call optimizer.zero_grad() in each round beside DistributedDataParallel, or use "
+    "torch_hooks.DistributedOptimizer without another reducer"
+)
 
 _LOOKED_AT = 2**13  # numbers of a gradient
+_PATIENCE = 32  # tables in which no noise is known
 _HALF = (torch.float16, torch.bfloat16)
 
 
@@ -126,7 +139,7 @@ class Beside:
         self._balancer = balancer
         self._wire = wire.line()
         self._prefix = prefix
-        self._reducer = reducer
+        self._means_of = wire.size if reducer == "mean" else 1
         self._tables = LateTables(balancer)
         self._weights: tuple[Handle, Any] | None = None
         self._total = math.nan
@@ -139,10 +152,20 @@ class Beside:
         self._looked = self._balancer.rank > 0  # one rank tells
         hooks = leave_out_waits(meter) if wire.size > 1 else []
         self._check = ReducerCheck(reducer, wire.size, hooks)
+        self._rates = Rates(balancer)
         self._gathered: torch.Tensor | None = None
         """A parameter with a gradient of this round's former micro-batches."""
         self._optimizers: list[torch.optim.Optimizer] = []
         self._norm: ParameterNorm | None = None
+        self._every = 0
+        """Rounds of which one is measured; 0: none, since gradients cannot be seen before they are reduced."""
+        self._squares: LocalSquares | None = None
+        """What is measured in this round."""
+        self._measured: LocalSquares | None = None
+        """What was measured, until a row takes it along."""
+        self._share = math.nan
+        """What the gradient of the batch was multiplied by; NaN: others have done so, too."""
+        self._stepping: list[torch.optim.Optimizer] = []
         self._depth = 0  # of step(): Horovod's optimizer steps around the one inside
         self._stepped = False
         """True: an optimizer has stepped with this batch's gradient."""
@@ -168,6 +191,11 @@ class Beside:
         """Begin a batch, which is drawn."""
         _here.beside = weakref.ref(self)
         self._stage, self._depth, self._stepped = _Stage.DRAWN, 0, False
+        self._rates.restore()  # after a step that has raised
+        may_measure = self._every and self._measured is None and not self._balancer.in_round
+        if may_measure and self._balancer.measures(self._every):
+            trained = [*_parameters(self._optimizers)]
+            self._squares = LocalSquares(self._balancer.rounds, trained, work.plan.total / self._means_of)
         self._balancer.begin(work, input_s)
 
     def leave(self) -> bool:
@@ -203,7 +231,9 @@ class Beside:
         if self._balancer.in_round:
             self._balancer.abandon()
             self._tables.forget()
-            self._gathered = self._weights = None
+            if self._squares is not None:
+                self._squares.listening.close()
+            self._gathered = self._weights = self._squares = None
 
     # What the body of the loop asks.
 
@@ -215,14 +245,19 @@ class Beside:
         if not share:
             scaled = torch.nan_to_num(scaled)  # the mean over nothing
         scaled = scaled * (1.0 if normalised else share)
+        self._share = math.nan if normalised else share
         scaled.register_hook(self._backward_begins)  # type: ignore[no-untyped-call]
         return scaled
 
-    def weigh(self, loss: torch.Tensor, factor: float) -> None:
-        """Have the gradient of this very loss count by its share of the round, times ``factor``."""
+    def weigh(self, loss: torch.Tensor, factor: float, *, scaled: bool) -> None:
+        """Have the gradient of this very loss count by its share of the round, times ``factor``.
+
+        ``scaled``: the loss was multiplied by a number that is not known, too.
+        """
         if loss.dtype in _HALF:
             raise ValueError(f"loss must have 32 bits, since shares do not sum to 1 in {loss.dtype}; give loss.float()")
-        weight = factor * self._share_of(loss)
+        share = self._share_of(loss)
+        weight, self._share = factor * share, math.nan if scaled else share
 
         def begins(gradient: torch.Tensor) -> torch.Tensor:
             self._backward_begins(gradient)
@@ -250,7 +285,7 @@ class Beside:
             raise RoundStateError(_TWICE + (_CLOSURE if self._depth else _IN_TURN if self._stepped else _ADDED))
         if self._gathered is not None and not _has_gradient(self._gathered):
             raise RoundStateError(f"zero_grad() {_IN_BETWEEN}")
-        share = self._part(own) * (self._balancer.workers if self._reducer == "mean" else 1)
+        share = self._part(own) * self._means_of
         if loss.device != self._device:
             self._times.include({loss: "the loss"})
             self._device = loss.device
@@ -288,12 +323,16 @@ class Beside:
     # What autograd calls.
 
     def _backward_begins(self, gradient: torch.Tensor) -> None:
+        if self._squares is not None and self._stage is _Stage.SCALED:
+            self._squares.begin(gradient)
         _queue(self._done)
 
     def _done(self) -> None:
         """Note that this rank's last gradient is there."""
         if self._stage is not _Stage.SCALED:
             return
+        if self._squares is not None:
+            self._squares.end(self._share)
         work = self._balancer.work
         self._meter.done(work.samples, work.counts, work.figures)
         self._meter.reads = True  # from here on it waits for others
@@ -305,6 +344,11 @@ class Beside:
         self._meter.reads = False
         now = self._balancer.now()
         self._meter.waited(now - self._meter.done_at)
+        if self._balancer.closing:
+            if self._squares is not None:
+                self._squares.complete()
+                self._measured, self._squares = self._squares, None
+            self._balancer.advance(self._balancer.work.plan.total)
         if self._depth:  # in the closure of a step, whose update follows
             self._update_begins(now)
 
@@ -315,6 +359,7 @@ class Beside:
         if not self._balancer.in_round:
             return
         self._depth += 1
+        self._stepping = [optimizer]
         if self._stage is not _Stage.DONE:
             if closure and self._depth == 1 and getattr(optimizer, "_should_synchronize", False):  # Horovod's
                 raise RoundStateError(_REDUCED_BEFORE)
@@ -352,10 +397,17 @@ class Beside:
             self._optimizers = [each for each in self._optimizers if own.isdisjoint(_parameters([each]))]
             self._optimizers.append(optimizer)
             self._norm = None
+            trained = list(_parameters(self._optimizers))
+            hidden = any(map(is_horovods, self._optimizers)) or any(hasattr(p, "placements") for p in trained)
+            if hidden and self._balancer.goodput is not None:
+                raise ValueError(_NO_GRADIENT)
+            numbers, decides = sum(p.numel() for p in trained), self._balancer.goodput is not None
+            self._every = 0 if hidden else rounds_per_measurement(numbers, decides=decides)
 
     def _update_begins(self, now: float) -> None:
         self._update_began_at = now
         self._meter.applying(waited=True)
+        self._rates.multiply(*self._stepping)
 
     # What travels.
 
@@ -365,7 +417,10 @@ class Beside:
             self._balancer.agreement.watch(self._norm.watched)
         witness, bits = self._norm.at(self._tables.sent)
         settings = sum(settings_of(optimizer.param_groups) for optimizer in self._optimizers)
-        row = self._tables.row(settings=settings, witness=witness, bits=bits, broken=float(self._broken))
+        squares: dict[str, float] = {}
+        if self._measured is not None and self._measured.round + 1 < self._balancer.rounds:
+            squares, self._measured = self._measured.read(), None
+        row = self._tables.row(settings=settings, witness=witness, bits=bits, broken=float(self._broken), **squares)
         self._broken = False
         if self._check.open:  # two numbers of each rank go along
             figures = np.zeros((self._balancer.workers, 2))
@@ -381,6 +436,9 @@ class Beside:
             if len(figures):
                 self._check.judge(figures)
             self._tables.hear(table)
+            finished, goes_by_noise = self._balancer.finished, self._balancer.goodput and self._wire.size > 1
+            if goes_by_noise and self._tables.sent == _PATIENCE and finished and math.isnan(finished.noise_scale):
+                raise ValueError(_NO_NOISE)
 
 
 def _checked(weight: Any) -> float:

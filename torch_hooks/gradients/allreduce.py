@@ -65,8 +65,6 @@ class Allreduce(Synchroniser):
         """The bundle with room for the table; the last."""
         self._bundled = b""
         """Which parameters are trained, as they are bundled."""
-        self._every = 1
-        """Rounds of which one is measured."""
         self._own: list[torch.Tensor] = []
         """The squares of what this rank sends, in a round that is measured."""
         self._squares: Squares | None = None

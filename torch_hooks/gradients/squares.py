@@ -7,19 +7,27 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["Squares", "square_of"]
+__all__ = ["Squares", "square_of", "sum_of"]
 
 _WHOLE = (torch.float32, torch.float64)
 _PART = 2**18  # numbers: in one sum of ten million, float32 lost three parts in ten thousand
 
 
-def square_of(numbers: torch.Tensor) -> torch.Tensor:
-    """Return the sum of the squares of a flat tensor, where it is: no host waits for it."""
+def square_of(gradient: torch.Tensor) -> torch.Tensor:
+    """Return the sum of the squares of a tensor's numbers, where it is: no host waits for it."""
+    numbers = (gradient.coalesce().values() if gradient.is_sparse else gradient).detach().reshape(-1)
     if numbers.is_complex():
         numbers = torch.view_as_real(numbers).reshape(-1)
     wide = numbers.dtype if numbers.dtype in _WHOLE else torch.float32  # halves would overflow
-    parts = (part.to(wide) for part in torch.split(numbers, _PART))
-    return torch.stack([part.dot(part) for part in parts]).sum()
+    parts = (part.to(wide) for part in (torch.split(numbers, _PART) if numbers.numel() > _PART else [numbers]))
+    return sum_of([part.dot(part) for part in parts])
+
+
+def sum_of(squares: Sequence[torch.Tensor], nothing: float = 0.0) -> torch.Tensor:
+    """Return the sum of several tensors' squares, where the first is; ``nothing`` if there is none."""
+    if len(squares) < 2:
+        return squares[0] if squares else torch.tensor(nothing)
+    return torch.stack([each.to(squares[0].device, squares[0].dtype) for each in squares]).sum()
 
 
 @dataclass(slots=True)
@@ -49,7 +57,7 @@ class Squares:
         mean: Sequence[torch.Tensor],
     ) -> Squares:
         """Take the squares of all parts of the gradients."""
-        squares = cls(samples, own_factor, _sum(own), mean_factor, _sum(mean))
+        squares = cls(samples, own_factor, sum_of(own), mean_factor, sum_of(mean))
         if squares.own.device.type == "cuda":
             squares.own, squares.mean = _on_host(squares.own), _on_host(squares.mean)
             squares.arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -61,11 +69,6 @@ class Squares:
         if self.arrived is not None:
             self.arrived.synchronize()
         return self.samples, self.own_factor * float(self.own), self.mean_factor * float(self.mean)
-
-
-def _sum(squares: Sequence[torch.Tensor]) -> torch.Tensor:
-    first = squares[0]
-    return torch.stack([each.to(first.device, first.dtype) for each in squares]).sum()
 
 
 def _on_host(number: torch.Tensor) -> torch.Tensor:

@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from torch_common import refusal
 
 from hvd_hetero import late_tables
-from hvd_hetero.policies import BSP, LBBSP, NonBlocking, Policy, StaticAllocation
+from hvd_hetero.policies import BSP, LBBSP, Goodput, NonBlocking, Policy, StaticAllocation, goodput
 from hvd_hetero.rounds import FinishedRound, RoundPlan
 from hvd_hetero.session import balancer_of
 from hvd_hetero.telemetry import read_run
@@ -55,6 +55,18 @@ class Shifting(Policy):
     def _plan(self, workers: int, total: int) -> RoundPlan:
         cuts = np.sort(np.random.default_rng(self.tables).choice(total - 1, workers - 1, replace=False)) + 1
         return RoundPlan.of(np.diff(cuts, prepend=0, append=total))
+
+
+class Walking(Goodput):
+    """Another batch after every table, whatever it costs."""
+
+    def chosen(self, total: int, between: Any, seconds: Any) -> int:
+        sizes = (12, 9, 18, 24)
+        return sizes[(sizes.index(total) + 1) % len(sizes)]
+
+
+def walking(learning_rate: Literal["adascale", "square-root"] = "adascale") -> Walking:
+    return Walking(start=GLOBAL_BATCH, least=9, most=24, learning_rate=learning_rate)
 
 
 class Indexed(torch.utils.data.Dataset):
@@ -113,6 +125,8 @@ class Case:
     largest: float | None = None
     streams: bool = False
     slow_s: float = 0.0
+    adapts: Literal["adascale", "square-root"] | None = None
+    zeros: bool = False
 
 
 COMMON = {
@@ -154,6 +168,17 @@ DDP = COMMON | SEVERAL | UNEQUAL | {
     "scaler": Case(scaler=True, clip=True),
 }  # fmt: skip
 FSDP = COMMON | SEVERAL | UNEQUAL | {"kept whole": Case(reshard=False), "mixed precision": Case(mixed=True)}
+ADAPTING = {
+    "a batch that adapts": Case(adapts="adascale"),
+    "a batch that adapts, k = 2": Case("adamw", micro_batches=2, adapts="square-root"),
+    "a batch that adapts, tokens": Case(tokens="loader", adapts="adascale"),
+    "a batch that adapts, max_micro_batch": Case("adamw", lambda: LBBSP(max_micro_batch=4), adapts="square-root"),
+}
+OWN |= ADAPTING
+DDP |= ADAPTING | {
+    "a batch that adapts, clipped": Case(adapts="adascale", clip=True, scaler=True, zeros=True),
+    "a batch that adapts, reduced each time": Case(micro_batches=3, accumulate=False, adapts="adascale"),
+}
 HOROVOD = COMMON | {name: UNEQUAL[name] for name in UNEQUAL if "k = 2" not in name}
 HOROVOD |= {"penalty": Case(penalty=True), "k = 3": Case(micro_batches=3), "sums": Case(sums=True)}
 
@@ -170,7 +195,7 @@ LABELS = torch.tensor([-100 if i % 4 in (0, 3) else i % 3 for i in range(SAMPLES
 
 
 def tokens_in(index: torch.Tensor) -> torch.Tensor:
-    return (LABELS[index] != -100).sum()
+    return (LABELS[index.long()] != -100).sum()
 
 
 def made(case: Case) -> Net:
@@ -230,7 +255,11 @@ def train(case: Case, how: str) -> dict[str, Any] | None:
     if how == "horovod":
         optimizer = horovods(case, optimizer, net)
     x, y = data(case)
-    balance = LoadBalance(case.policy(), global_batch=GLOBAL_BATCH, reducer="sum" if case.sums else "mean")
+    batch: Any = GLOBAL_BATCH
+    if case.adapts is not None:
+        goodput._EVERY = 1
+        batch = walking(case.adapts)
+    balance = LoadBalance(case.policy(), global_batch=batch, reducer="sum" if case.sums else "mean")
     cost_of = (lambda i: LENGTHS[i]) if case.streams else LENGTHS
     loader = BalancedLoader(
         Streamed() if case.streams else Indexed(), balance, shuffle=not case.streams, seed=5, stop_at=ROUNDS,
@@ -243,9 +272,14 @@ def train(case: Case, how: str) -> dict[str, Any] | None:
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=5) if case.scaler else None
     seen: list[list[list[int]]] = [[] for _ in range(ROUNDS)]
     tables: list[FinishedRound] = []
+    heard = [0] * ROUNDS
     balancer_of(balance).observer = tables.append
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: falling(case, balance.progress))
+    if how == "own":  # a batch without tokens is passed over
+        optimizer.register_step_post_hook(lambda *_: schedule.step())
     while balance.rounds < ROUNDS:
         for index in loader:
+            heard[balance.rounds] = len(tables)
             seen[balance.rounds].append(index.tolist())
             apart = how in ("ddp", "fsdp") and case.accumulate
             defers = balance.accumulate(model) if apart else contextlib.nullcontext()
@@ -270,9 +304,92 @@ def train(case: Case, how: str) -> dict[str, Any] | None:
                     optimizer.step() if scaler is None else scaler.step(optimizer)
                 if scaler is not None:
                     scaler.update()
-                optimizer.zero_grad()
+                optimizer.zero_grad(**({"set_to_none": False} if case.zeros else {}))
+                schedule.step()
     balance.close()
+    if case.adapts is not None:
+        return adapted(case, net, seen, tables, heard if how == "ddp" else None)
     return compared(case, net, seen, len(tables))
+
+
+def falling(case: Case, progress: float) -> float:
+    """Return by what a schedule multiplies the learning rate."""
+    return 1.0 if case.adapts is None else 0.9 ** (progress / 10)
+
+
+def adapted(
+    case: Case, net: Net, seen: list[list[list[int]]], tables: list[FinishedRound], heard: list[int] | None
+) -> dict[str, Any] | None:
+    """Compare ranks whose batch adapts with one process that measures the noise by itself.
+
+    ``heard``: of late tables, how many there are when a batch's loss is scaled. Then micro-batches are measured by
+    themselves, and in every other round.
+    """
+    late = heard is not None
+    mine = flat(net)
+    everywhere = hvd.allgather_object((seen, mine), name="outcome")
+    if hvd.rank():
+        return None
+    net, (x, y) = made(case), data(case)
+    parameters = list(net.parameters())
+    optimizer = OPTIMIZERS[case.optimizer](parameters)
+    rate, progress = optimizer.param_groups[0]["lr"], 0.0
+    noises: list[tuple[float, float] | None] = []
+
+    def gradient(index: list[int]) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss_of(case, net, parameters, x[index], y[index]).backward()
+        return torch.cat([p.grad.flatten() for p in parameters])
+
+    def scale(rounds: int) -> float:
+        variance = square = 0.0
+        for t, noise in enumerate(filter(None, noises[:rounds]), 1):
+            variance += (noise[0] - variance) / min(t, 16)
+            square += (noise[1] - square) / min(t, 16)
+        return variance / square if square > 0 else np.inf if variance > 0 else np.nan
+
+    def measured_before(r: int) -> int:
+        return r // 2 if late else r
+
+    scales, totals = [], []
+    for r in range(ROUNDS):
+        parts = [list(itertools.chain(*of[0][r])) for of in everywhere]
+        whole = list(itertools.chain(*parts))
+        total = tables[r].table.total
+        scales.append(scale(measured_before(r)))
+        phi = [np.nan, *scales][heard[r] if late else r + 1]
+        gain = total / GLOBAL_BATCH if np.isinf(phi) else (phi / GLOBAL_BATCH + 1) / (phi / total + 1)
+        gain = 1.0 if np.isnan(gain) else gain
+        if r % 2 or not late:
+            batches = [batch for of in everywhere for batch in of[0][r]] if late else parts
+            weights = [float(tokens_in(torch.tensor(b))) if case.tokens != "no" else len(b) for b in batches]
+            own = [(w * total / sum(weights), gradient(b)) for w, b in zip(weights, batches, strict=True) if w]
+        g = gradient(whole)
+        if r % 2 or not late:
+            noises.append(None)  # one batch alone tells nothing
+            if len(own) > 1:
+                variance = float(sum(b * (each - g).square().sum() for b, each in own)) / (len(own) - 1)
+                noises[-1] = variance, float(g.square().sum()) - variance * (1 / total - 1 / SAMPLES)
+        if case.clip:
+            torch.nn.utils.clip_grad_norm_(parameters, CLIP)
+        for group in optimizer.param_groups:
+            group["lr"] = rate * falling(case, progress) * gain ** (1.0 if case.adapts == "adascale" else 0.5)
+        optimizer.step()
+        progress += gain
+        totals.append(total)
+    first = np.cumsum(totals).searchsorted(SAMPLES) + 1
+    visited = [i for r in range(first) for of in everywhere for batch in of[0][r] for i in batch]
+    told = [each.noise_scale for each in tables]
+    finite = [(a, b) for a, b in zip(told, scales, strict=True) if np.isfinite([a, b]).any()]
+    expected = flat(net)
+    return {
+        "difference": float((mine - expected).abs().max() / expected.abs().max()),
+        "between_ranks": max(float((of[1] - mine).abs().max()) for of in everywhere),
+        "visited": set(visited[:SAMPLES]) == set(range(SAMPLES)) or case.tokens != "no",
+        "scales": len(finite),
+        "scale": max((abs(a / b - 1) for a, b in finite), default=0.0),
+        "totals": len(set(totals)),
+    }
 
 
 def engine(stage: int, micro_batches: int) -> dict[str, Any] | None:
@@ -549,9 +666,9 @@ def attempts() -> dict[str, str]:
                 optimizer, named_parameters=model.named_parameters(), op=options.pop("op", hvd.Average)
             )
         policy = options.pop("policy", "bsp")
-        balance = LoadBalance(policy, global_batch=GLOBAL_BATCH)
+        balance = LoadBalance(policy, global_batch=options.pop("batch", GLOBAL_BATCH))
         x, y = (each.float() for each in data())
-        loader = BalancedLoader(Indexed(GLOBAL_BATCH * rounds), balance, **options)
+        loader = BalancedLoader(Indexed(24 * rounds), balance, stop_at=rounds, **options)
         for index in loader:
             optimizer.zero_grad()
             at = index % SAMPLES
@@ -642,11 +759,30 @@ def attempts() -> dict[str, str]:
         with optimizer.skip_synchronize():
             optimizer.step(closure)
 
+    def by_hand_to_the_mean(balance: Any, model: Any, optimizer: Any, loss: Any) -> None:
+        balance.scale(loss()).backward()
+        for p in model.parameters():
+            torch.distributed.all_reduce(p.grad)
+            p.grad /= hvd.size()
+
     def by_hand(balance: Any, model: Any, optimizer: Any, loss: Any) -> None:
         balance.scale(loss()).backward()
         for p in model.parameters():
             torch.distributed.all_reduce(p.grad)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+
+    def over_old_gradients(balance: Any, model: Any, optimizer: Any, loss: Any) -> None:
+        for p in model.parameters():
+            p.grad = torch.ones_like(p)
+        balance.scale(loss()).backward()
+
+    def sharded_that_adapts() -> None:
+        model = wrapped(Case(), Net(), "fsdp")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        balance = LoadBalance("bsp", global_batch=walking())
+        for index in BalancedLoader(Indexed(), balance):
+            balance.scale(model(data()[0][index].float()).square().mean()).backward()
+            optimizer.step()
 
     def loop_that_clears() -> None:
         model = DistributedDataParallel(Net())
@@ -665,12 +801,16 @@ def attempts() -> dict[str, str]:
     if OVER_TORCH:
         tried["summed by hand"] = lambda: loop(by_hand, plain=True)
         tried["cleared in between"] = loop_that_clears
+        tried["adapts, by hand"] = lambda: loop(by_hand_to_the_mean, rounds=40, plain=True, batch=walking())
+        tried["adapts, not cleared"] = lambda: loop(over_old_gradients, rounds=40, batch=walking())
+        tried["adapts, in shards"] = sharded_that_adapts
         tried["no reducer"] = lambda: loop(plainly, rounds=20, plain=True)
         tried["step in between"] = in_between
         tried["not to be accumulated"] = lambda: (
             LoadBalance("bsp", global_batch=GLOBAL_BATCH).accumulate(Net()).__enter__()
         )
     else:
+        tried["adapts"] = lambda: loop(plainly, batch=walking())
         tried["sums"] = lambda: loop(plainly, op=hvd.Sum)
         tried["closure"] = lambda: loop(in_closure)
         tried["closure that reduces"] = lambda: loop(in_closure_that_reduces)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import math
+import time
 
 import pytest
 
@@ -12,10 +13,12 @@ torch = pytest.importorskip("torch")
 from torch.nn import functional  # noqa: E402
 from torch.utils.data import TensorDataset  # noqa: E402
 
+from hvd_hetero.balancer import Balancer  # noqa: E402
 from hvd_hetero.policies import BSP, LBBSP, Goodput, StaticAllocation  # noqa: E402
 from hvd_hetero.testing import ThreadRankError, run_on_threads  # noqa: E402
 from torch_hooks import BalancedLoader, DistributedOptimizer, GradScaler, LoadBalance  # noqa: E402
 from torch_hooks.gradients.squares import square_of  # noqa: E402
+from torch_hooks.rates import Rates  # noqa: E402
 
 torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)  # imports what all threads would import at once
 SAMPLES, START, RATE = 61, 8, 0.05
@@ -110,8 +113,8 @@ def expected(model, rounds, *, power, data=X, rate=RATE, measured=lambda round: 
             worth = (scale / START + 1) / (scale / len(index) + 1) if known else len(index) / START
         progress += worth
         whole = gradient(model, data, index)
-        if measured(number):
-            own = [(len(part), gradient(model, data, part)) for part in parts if part]
+        own = [(len(part), gradient(model, data, part)) for part in parts if part]
+        if measured(number) and len(own) > 1:
             variance = sum(b * (g - whole).square().sum() for b, g in own) / (len(own) - 1)
             variances.append(float(variance))
             squares.append(float(whole.square().sum() - variance * (1 / len(index) - 1 / SAMPLES)))
@@ -152,7 +155,7 @@ def test_rows_of_sparse_gradients_and_scaled_ones_tell_the_same():
 
 
 @pytest.mark.parametrize(("rule", "power"), [("adascale", 1.0), ("square-root", 0.5), ("constant", 0.0)])
-@pytest.mark.parametrize("policy", [LBBSP, lambda: BSP(max_micro_batch=3)])
+@pytest.mark.parametrize("policy", [LBBSP, lambda: BSP(max_micro_batch=3), lambda: LBBSP(may_rest=True)])
 def test_a_changing_batch_trains_as_one_process_does_and_visits_each_sample_once(policy, rule, power):
     model, rounds = dense(), 14
     parameters, seen, scales, progress = on_threads(
@@ -229,13 +232,6 @@ def test_what_cannot_adapt_is_refused_with_a_way_out():
     refused(lambda rank: LoadBalance("non-blocking", global_batch=changing()), "decides more")
     refused(lambda rank: LoadBalance("bsp", global_batch=changing()).also(), "several optimizers")
 
-    def beside(rank):
-        balance = LoadBalance("bsp", global_batch=changing())
-        for _ in BalancedLoader(TensorDataset(X, Y), balance):
-            raise AssertionError("no batch comes")
-
-    refused(beside, "DistributedOptimizer")
-
 
 def test_a_schedule_that_counts_steps_is_told_of_progress(caplog):
     def case(rank):
@@ -254,6 +250,27 @@ def test_a_schedule_that_counts_steps_is_told_of_progress(caplog):
         run_on_threads(case, 2)
     told = [record for record in caplog.records if "balance.progress" in record.getMessage()]
     assert len(told) == 1, "once, on rank 0"
+
+
+@pytest.mark.parametrize("capturable", [False, True])
+def test_rates_are_the_users_own_outside_of_the_update_and_in_hooks_of_the_step(capturable):
+    balancer = Balancer(BSP(), 0, 1, 8, clock=time.monotonic)
+    balancer.rate_factor = 1.5
+    parameter = torch.nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([parameter], lr=torch.tensor(0.5) if capturable else 0.5)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    optimizer.register_step_post_hook(lambda *_: schedule.step())
+    rates = Rates(balancer)
+    for rate, value in ((0.5, 0.25), (0.25, -0.125)):
+        assert optimizer.param_groups[0]["lr"] == rate
+        parameter.grad = torch.ones(1)
+        rates.multiply(optimizer)
+        optimizer.step()
+        assert parameter.item() == value
+    assert optimizer.param_groups[0]["lr"] == 0.125
+    rates.multiply(optimizer)
+    rates.restore()  # without a step, as if it had raised
+    assert optimizer.param_groups[0]["lr"] == 0.125
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64])

@@ -1,0 +1,73 @@
+"""The squares of gradients in one round beside a reducer, which keeps no rank's own.
+
+A parameter's hook sees the gradient of one backward pass on this rank, before it is added to ``.grad`` and reduced: so
+each micro-batch is measured by itself. With w_ij of ``scaled_rounds`` and the factor f of a gradient scaler, hooks see
+f w_ij g_ij, and f g is in ``.grad`` when the round's last backward pass is over.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
+
+import torch
+
+from torch_hooks.gradients.squares import Squares, square_of, sum_of
+
+__all__ = ["LocalSquares"]
+
+
+class LocalSquares:
+    """What this rank measures in one round. ``samples``: those of a batch whose w_ij is 1."""
+
+    def __init__(self, round: int, parameters: Sequence[torch.Tensor], samples: float) -> None:
+        self.round, self._parameters, self._samples = round, parameters, samples
+        self.listening = ExitStack()
+        self._came: dict[int, torch.Tensor] = {}
+        self._own: list[torch.Tensor] = []
+        """w_ij |g_ij|² of each micro-batch with samples."""
+        self._weight = 0.0
+        self._scale = self._stale = torch.zeros(())
+        """NaN if an earlier round's gradient was still there, to which this one's adds; else 0."""
+        self._squares: Squares | None = None
+
+    def begin(self, scale: torch.Tensor) -> None:
+        """Listen to a backward pass. ``scale``: f."""
+        self._scale, self._came = scale.detach().double(), {}
+        if not self._own:
+            self._stale = torch.where(self._present() > 0.0, math.nan, 0.0)
+        for i, p in enumerate(self._parameters):
+            if p.requires_grad:
+                hook = p.register_hook(partial(self._add, i))  # type: ignore[no-untyped-call]
+                self.listening.callback(hook.remove)
+
+    def _add(self, i: int, gradient: torch.Tensor) -> None:
+        # A reentrant checkpoint may bring a gradient in pieces, whose squares do not add up.
+        self._came[i] = square_of(gradient) if i not in self._came else torch.tensor(math.nan)
+
+    def end(self, weight: float) -> None:
+        """Count what came. ``weight``: w_ij; NaN: not known."""
+        self.listening.close()
+        if weight:
+            square = sum_of([*self._came.values()], math.nan)  # NaN of parameters in shards, whose hooks hear nothing
+            self._own.append(self._unscaled(square) / weight)
+            self._weight += weight
+
+    def complete(self) -> None:
+        """Take the square of the mean gradient, which is reduced."""
+        factor, own = 1.0 / self._weight if self._weight else 0.0, [*self._own, self._stale]
+        self._squares = Squares.of(self._weight * self._samples, factor, own, 1.0, [self._unscaled(self._present())])
+
+    def read(self) -> dict[str, float]:
+        """Return the figures for this rank's row; in a later round, when a device is done with them."""
+        assert self._squares is not None, "the round is over"
+        names, further = ("gradient_samples", "gradient_square", "mean_square"), max(len(self._own) - 1.0, 0.0)
+        return {"further_batches": further, **dict(zip(names, self._squares.read(), strict=True))}
+
+    def _present(self) -> torch.Tensor:
+        return sum_of([square_of(p.grad) for p in self._parameters if p.grad is not None])
+
+    def _unscaled(self, square: torch.Tensor) -> torch.Tensor:
+        return square / self._scale.to(square.device) ** 2

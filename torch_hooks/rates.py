@@ -1,0 +1,50 @@
+"""Learning rates of updates whose global batch adapts."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from typing import Any
+
+import torch
+
+from hvd_hetero.balancer import Balancer
+
+__all__ = ["Rates"]
+
+logger = logging.getLogger(__name__)
+
+
+class Rates:
+    """The learning rates of one training. Schedules, and other ranks, see what the user has set."""
+
+    def __init__(self, balancer: Balancer) -> None:
+        self._balancer = balancer
+        self._warns = balancer.goodput is not None and balancer.rank == 0
+        self._watched: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._own: list[tuple[dict[str, Any], Any]] = []
+
+    def multiply(self, optimizer: torch.optim.Optimizer, *around: torch.optim.Optimizer) -> None:
+        """Multiply the rates as the round's samples demand, until the optimizer has stepped. ``around``: wrappers."""
+        self.restore()
+        # Schedules wrap step() of the optimizer that they are made for.
+        if self._warns and any(hasattr(each.step, "_wrapped_by_lr_sched") for each in (optimizer, *around)):
+            self._warns = False
+            logger.warning(
+                "a learning-rate schedule goes with a global batch that adapts, so that steps are worth different "
+                "amounts; unless it goes by balance.progress or by epochs, let it do so"
+            )
+        if self._balancer.rate_factor != 1.0:
+            if optimizer not in self._watched:
+                self._watched.add(optimizer)
+                hook, hooks = optimizer.register_step_post_hook(self.restore), optimizer._optimizer_step_post_hooks
+                hooks.move_to_end(hook.id, last=False)  # type: ignore[attr-defined]  # before a schedule that is a hook
+            self._own = [(group, group["lr"]) for group in optimizer.param_groups]
+            for group, rate in self._own:
+                group["lr"] = rate * self._balancer.rate_factor
+
+    def restore(self, *_: Any) -> None:
+        """Set the rates to what they were; a hook."""
+        while self._own:
+            group, rate = self._own.pop()
+            group["lr"] = rate
