@@ -83,7 +83,7 @@ def kinds_of(name: str, batch: int) -> dict[str, Kind]:
         balance = LoadBalance(policy, global_batch=batch * ranks)
         loader = BalancedLoader(data, balance, shuffle=True, seed=0)
         optimizer = DistributedOptimizer(sgd, balance, model.named_parameters())
-        listener = optimizer._updates._gathered  # one optimizer for all blocks, whose hooks come and go
+        listener = optimizer._gathered  # one optimizer for all blocks, whose hooks come and go
         listener.close()
 
         def hear() -> tuple[Any, Any]:

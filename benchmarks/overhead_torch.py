@@ -152,7 +152,7 @@ def kinds_of(
         optimizer._grad_accs.clear()  # Horovod has no way to take its hooks off again; they live as long as these
 
     def hear(optimizer: Any) -> Any:
-        optimizer._updates._gathered.listen(model.parameters())
+        optimizer._gathered.listen(model.parameters())
         return optimizer
 
     def ours(policy: Any) -> Kind:
@@ -161,12 +161,12 @@ def kinds_of(
         balance = LoadBalance(policy, global_batch=batch * hvd.size())
         loader = BalancedLoader(data, balance, shuffle=True, seed=0)
         optimizer = DistributedOptimizer(sgd, balance, names)
-        optimizer._updates._gathered.close()
+        optimizer._gathered.close()
         return Kind(
             model,
             endless(loader, loader.set_epoch),
             lambda: hear(optimizer),
-            lambda optimizer: optimizer._updates._gathered.close(),
+            lambda optimizer: optimizer._gathered.close(),
         )
 
     sampler = DistributedSampler(data, hvd.size(), hvd.rank(), shuffle=True, seed=0)
