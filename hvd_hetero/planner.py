@@ -21,7 +21,7 @@ import numpy as np
 from hvd_hetero.errors import RoundStateError
 from hvd_hetero.measurement.anticipation import Anticipation
 from hvd_hetero.measurement.fixed_cost import FixedCosts
-from hvd_hetero.measurement.gradient_noise import GradientNoise, noise_of
+from hvd_hetero.measurement.gradient_noise import ROUNDING, GradientNoise, noise_of
 from hvd_hetero.measurement.plausibility import Plausibility
 from hvd_hetero.policies.policy import Policy
 from hvd_hetero.rounds import LENGTHS, CostRule, FinishedRound, RoundPlan, RoundTable
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from hvd_hetero.policies.goodput import Goodput
 
 __all__ = ["Planner"]
-
-_ROUNDING = 1e-3  # of sums of many squares, in other orders
 
 
 class Planner:
@@ -151,7 +149,7 @@ class Planner:
             square = table.figures("mean_square")[0]
             own, further = table.figures("gradient_square"), math.fsum(table.figures("further_batches"))
             noise = noise_of(samples, own, square, further=further, of=self.epoch_samples)
-            if noise is not None and not table.disagreement("mean_square", _ROUNDING):
+            if noise is not None and not table.disagreement("mean_square", ROUNDING):
                 self.noise.learn(noise)
 
     def renegotiate(self, state: Mapping[str, Any], speeds: Sequence[float], limits: Sequence[int]) -> None:

@@ -66,7 +66,10 @@ class LearningRateSchedule(tf.keras.callbacks.Callback):  # type: ignore[misc]
     def _steps(self) -> int:
         steps = (self.params or {}).get("steps")
         if not steps:
-            raise ValueError("staircase=False needs to know the steps of an epoch; give fit steps_per_epoch")
+            raise ValueError(
+                "staircase=False needs to know the steps of an epoch; give fit steps_per_epoch, or, where the global "
+                "batch adapts, set the rate by balance.progress"
+            )
         return int(steps)
 
     def _adjust(self, epoch: float) -> None:

@@ -70,6 +70,11 @@ def check_rate(optimizer: Any) -> None:
             "global_batch=Goodput(…) goes by the size of gradients, and the optimizer is a LossScaleOptimizer, whose "
             "scale changes it; train in mixed_bfloat16 or float32, or give a global_batch that stays"
         )
+    if getattr(optimizer, "gradient_accumulation_steps", None):
+        raise ValueError(
+            "global_batch=Goodput(…) makes an update of each round, and gradient_accumulation_steps gathers several; "
+            "leave it out, raise most, and give the policy max_micro_batch where memory ends"
+        )
 
 
 def _is_another(value: Any, *known: Any) -> bool:

@@ -117,12 +117,10 @@ class FitSession:
 
     def adapt_rate(self, optimizer: Any) -> None:
         """Where the batch adapts, let the learning rate of this optimizer's updates, and of nothing else, follow it."""
-        if self.balancer.goodput is None:
-            return
         wrapped_by = {value.wrapped_by for value in vars(optimizer).values() if hasattr(value, "wrapped_by")}
         for former in wrapped_by - {self}:
             former.release()
-        if self not in wrapped_by:
+        if self.balancer.goodput is not None and self not in wrapped_by:
             self.on_release(rate_times(optimizer, self.calls.rate_factor, self))
 
     def on_release(self, undo: Callable[[], None]) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from hvd_hetero.session import balancer_of
 from torch_hooks.load_balance import LoadBalance
 from torch_hooks.loader import BalancedLoader
 
@@ -31,6 +32,11 @@ class ScaleLoss(Callback):  # type: ignore[misc]
     """
 
     def __init__(self, balance: LoadBalance) -> None:
+        if balancer_of(balance).goodput is not None:
+            raise ValueError(
+                "global_batch=Goodput(…) changes the steps of an epoch, whose number Lightning fixes when fit "
+                "begins; give a global_batch that stays"
+            )
         self._balance = balance
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: torch.Tensor) -> None:
@@ -42,7 +48,7 @@ class ScaleLoss(Callback):  # type: ignore[misc]
                 "accumulate_grad_batches must be the micro-batches of a round, since Lightning divides each loss by "
                 f"it; got {divided_by} and {planned}. Write BalancedLoader(…, micro_batches={divided_by})"
             )
-        beside.weigh(loss, divided_by, scaled=getattr(trainer.precision_plugin, "scaler", None) is not None)
+        beside.weigh(loss, divided_by)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Refuse a loader without a length, whose batches Lightning would draw before it has used those before."""

@@ -246,6 +246,11 @@ class BalancedLoader:
         self._session.require_reducer()
         if self._session.beside is None:
             raise ValueError("skip() is for a reducer of your own; load the loader's state_dict() instead")
+        if self._session.balancer.goodput is not None:
+            raise ValueError(
+                "skip() needs rounds of one size, and with global_batch=Goodput(…) they differ; load the loader's "
+                "state_dict() instead"
+            )
         self._fit_reducer()
         self._cutter.skip(rounds)
 
@@ -294,6 +299,12 @@ class BalancedLoader:
             return
         if self._weigh.given:
             self._micro_batches.reads_rounds = True  # what all ranks count is known only when all batches are
+        goodput, least = self._session.balancer.goodput, self._session.balancer.workers * self._in_step
+        if goodput is not None and goodput.least < least:
+            raise ValueError(
+                f"least of Goodput(…) must be at least {least}, a sample for each rank and micro-batch, as a reducer "
+                f"of your own needs; got {goodput.least}"
+            )
         self._cutter.keep_in_step(self._in_step)
 
     def _stops(self) -> bool:

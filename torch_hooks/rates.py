@@ -22,7 +22,8 @@ class Rates:
         self._balancer = balancer
         self._warns = balancer.goodput is not None and balancer.rank == 0
         self._watched: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-        self._own: list[tuple[dict[str, Any], Any]] = []
+        self._own: list[tuple[dict[str, Any], Any, Any]] = []
+        """Groups, their own rates, and those in use."""
 
     def multiply(self, optimizer: torch.optim.Optimizer, *around: torch.optim.Optimizer) -> None:
         """Multiply the rates as the round's samples demand, until the optimizer has stepped. ``around``: wrappers."""
@@ -39,12 +40,13 @@ class Rates:
                 self._watched.add(optimizer)
                 hook, hooks = optimizer.register_step_post_hook(self.restore), optimizer._optimizer_step_post_hooks
                 hooks.move_to_end(hook.id, last=False)  # type: ignore[attr-defined]  # before a schedule that is a hook
-            self._own = [(group, group["lr"]) for group in optimizer.param_groups]
-            for group, rate in self._own:
-                group["lr"] = rate * self._balancer.rate_factor
+            for group in optimizer.param_groups:
+                rate, group["lr"] = group["lr"], group["lr"] * self._balancer.rate_factor
+                self._own.append((group, rate, group["lr"]))
 
     def restore(self, *_: Any) -> None:
         """Set the rates to what they were; a hook."""
         while self._own:
-            group, rate = self._own.pop()
-            group["lr"] = rate
+            group, rate, used = self._own.pop()
+            if group["lr"] is used:  # else a hook has set another one
+                group["lr"] = rate

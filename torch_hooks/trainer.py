@@ -28,6 +28,7 @@ import torch
 from torch.utils.data import IterableDataset, RandomSampler
 from transformers import Trainer, TrainerCallback
 
+from hvd_hetero.session import balancer_of
 from torch_hooks.load_balance import LoadBalance
 from torch_hooks.loader import BalancedLoader
 
@@ -67,6 +68,11 @@ class Balanced:
             raise ValueError("auto_find_batch_size would change the global batch; leave it out, and set the size")
         if balance is None:
             balance = LoadBalance(global_batch=trainer.get_total_train_batch_size(trainer.args))
+        if balancer_of(balance).goodput is not None:
+            raise ValueError(
+                "global_batch=Goodput(…) changes the steps of an epoch, whose number a Trainer fixes when it begins; "
+                "give a global_batch that stays"
+            )
         if getattr(balance.policy, "max_micro_batch", None):
             raise ValueError("max_micro_batch does not go with a Trainer; raise gradient_accumulation_steps instead")
         self.balance = balance

@@ -242,8 +242,10 @@ def _weighted(gradient: tf.IndexedSlices, weight: tf.Tensor, weighed: bool) -> t
 
 def _in_some_rounds(every: int, now: tf.Tensor, squares: Callable[[], tf.Tensor]) -> list[tf.Tensor]:
     """Return the squares, in one round of ``every``; zeros in others, which compute nothing and wait for nothing."""
-    if every < 2:
-        return [squares() for _ in range(every)]
+    if every == 0:
+        return []
+    if every == 1:
+        return [squares()]
     # One operation in its branch: laid out there, all would be passed over one by one in other rounds.
     apart = tf.function(squares, autograph=False, experimental_attributes={"_noinline": True})
 

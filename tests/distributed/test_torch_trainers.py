@@ -60,6 +60,8 @@ def test_a_trainer_s_options_hold(ranks):
     [
         ("tokens of a rank", "ValueError: average_tokens_across_devices must be True"),
         ("max_micro_batch", "ValueError: max_micro_batch.*gradient_accumulation_steps"),
+        ("a batch that adapts", "ValueError: global_batch=Goodput.*steps of an epoch"),
+        ("lightning and a batch that adapts", "ValueError: global_batch=Goodput.*steps of an epoch"),
         ("a size that is found", "ValueError: auto_find_batch_size"),
         ("lightning divides otherwise", "ValueError: accumulate_grad_batches.*micro_batches=3"),
         ("lightning and a stream", "ValueError: .*no __len__.*rounds_per_epoch"),

@@ -29,14 +29,15 @@ class LocalSquares:
         self._own: list[torch.Tensor] = []
         """w_ij |g_ij|² of each micro-batch with samples."""
         self._weight = 0.0
-        self._scale = self._stale = torch.zeros(())
+        self._scale = torch.ones(())
+        self._stale: torch.Tensor | None = None
         """NaN if an earlier round's gradient was still there, to which this one's adds; else 0."""
         self._squares: Squares | None = None
 
     def begin(self, scale: torch.Tensor) -> None:
         """Listen to a backward pass. ``scale``: f."""
         self._scale, self._came = scale.detach().double(), {}
-        if not self._own:
+        if self._stale is None:
             self._stale = torch.where(self._present() > 0.0, math.nan, 0.0)
         for i, p in enumerate(self._parameters):
             if p.requires_grad:
@@ -48,7 +49,7 @@ class LocalSquares:
         self._came[i] = square_of(gradient) if i not in self._came else torch.tensor(math.nan)
 
     def end(self, weight: float) -> None:
-        """Count what came. ``weight``: w_ij; NaN: not known."""
+        """Count what came. ``weight``: w_ij."""
         self.listening.close()
         if weight:
             square = sum_of([*self._came.values()], math.nan)  # NaN of parameters in shards, whose hooks hear nothing
@@ -57,6 +58,7 @@ class LocalSquares:
 
     def complete(self) -> None:
         """Take the square of the mean gradient, which is reduced."""
+        assert self._stale is not None, "a backward pass has begun"
         factor, own = 1.0 / self._weight if self._weight else 0.0, [*self._own, self._stale]
         self._squares = Squares.of(self._weight * self._samples, factor, own, 1.0, [self._unscaled(self._present())])
 

@@ -42,7 +42,7 @@ from hvd_hetero.communication.wire import Handle
 from hvd_hetero.consistency import WaysOut, settings_of
 from hvd_hetero.errors import RoundStateError
 from hvd_hetero.late_tables import LateTables
-from hvd_hetero.measurement.gradient_noise import rounds_per_measurement
+from hvd_hetero.measurement.gradient_noise import ROUNDING, rounds_per_measurement
 from hvd_hetero.rounds import MicroBatch, RoundTable
 from torch_hooks.beside.layers import hides_a_backward_pass, leave_out_waits
 from torch_hooks.beside.local_squares import LocalSquares
@@ -114,6 +114,7 @@ _NO_NOISE = (
 
 _LOOKED_AT = 2**13  # numbers of a gradient
 _PATIENCE = 32  # tables in which no noise is known
+_HOOK = 2**15  # numbers whose square takes as long as one parameter's hooks, or longer
 _HALF = (torch.float16, torch.bfloat16)
 
 
@@ -163,9 +164,11 @@ class Beside:
         """What is measured in this round."""
         self._measured: LocalSquares | None = None
         """What was measured, until a row takes it along."""
-        self._share = math.nan
-        """What the gradient of the batch was multiplied by; NaN: others have done so, too."""
-        self._stepping: list[torch.optim.Optimizer] = []
+        self._share = 0.0
+        """What the gradient of the batch is multiplied by."""
+        self._stepping: torch.optim.Optimizer | None = None
+        self._advanced = balancer.rounds - 1
+        """The latest round whose update has begun."""
         self._depth = 0  # of step(): Horovod's optimizer steps around the one inside
         self._stepped = False
         """True: an optimizer has stepped with this batch's gradient."""
@@ -191,7 +194,6 @@ class Beside:
         """Begin a batch, which is drawn."""
         _here.beside = weakref.ref(self)
         self._stage, self._depth, self._stepped = _Stage.DRAWN, 0, False
-        self._rates.restore()  # after a step that has raised
         may_measure = self._every and self._measured is None and not self._balancer.in_round
         if may_measure and self._balancer.measures(self._every):
             trained = [*_parameters(self._optimizers)]
@@ -201,6 +203,7 @@ class Beside:
     def leave(self) -> bool:
         """Return whether a round ends, now that the loop's body is done with its batch."""
         balancer = self._balancer
+        self._rates.restore()  # after a step that has raised
         if not balancer.computing:
             return False
         if self._stage is not _Stage.DONE:
@@ -228,6 +231,7 @@ class Beside:
 
     def abandon(self) -> None:
         """Forget an unfinished round."""
+        self._rates.restore()
         if self._balancer.in_round:
             self._balancer.abandon()
             self._tables.forget()
@@ -239,31 +243,38 @@ class Beside:
 
     def scale(self, loss: torch.Tensor, weight: Any = None, *, normalised: bool = False) -> torch.Tensor:
         """Return the loss times its share of the round; as it is, if ``normalised``."""
+        if normalised:
+            self._measure_nothing("a loss that is normalised")
         share = self._share_of(loss, weight)
         # In half precision, the weights of all ranks would not sum to what they should.
         scaled = loss.float() if loss.dtype in _HALF else loss
         if not share:
             scaled = torch.nan_to_num(scaled)  # the mean over nothing
         scaled = scaled * (1.0 if normalised else share)
-        self._share = math.nan if normalised else share
+        self._share = share
         scaled.register_hook(self._backward_begins)  # type: ignore[no-untyped-call]
         return scaled
 
-    def weigh(self, loss: torch.Tensor, factor: float, *, scaled: bool) -> None:
-        """Have the gradient of this very loss count by its share of the round, times ``factor``.
-
-        ``scaled``: the loss was multiplied by a number that is not known, too.
-        """
+    def weigh(self, loss: torch.Tensor, factor: float) -> None:
+        """Have the gradient of this very loss count by its share of the round, times ``factor``."""
         if loss.dtype in _HALF:
             raise ValueError(f"loss must have 32 bits, since shares do not sum to 1 in {loss.dtype}; give loss.float()")
-        share = self._share_of(loss)
-        weight, self._share = factor * share, math.nan if scaled else share
+        self._measure_nothing("a loss that others scale, too")
+        weight = factor * self._share_of(loss)
 
         def begins(gradient: torch.Tensor) -> torch.Tensor:
             self._backward_begins(gradient)
             return gradient * weight
 
         loss.register_hook(begins)  # type: ignore[no-untyped-call]
+
+    def _measure_nothing(self, of: str) -> None:
+        self._squares = None
+        if self._balancer.goodput is not None:
+            raise ValueError(
+                f"global_batch=Goodput(…) goes by each rank's own gradient, which {of} does not show; scale the mean "
+                "loss of this rank's batch, or give a global_batch that stays"
+            )
 
     def _share_of(self, loss: torch.Tensor, own: Any = None) -> float:
         """Return the share of this batch's loss, which is about to be propagated, in the round; ``own``: its weight."""
@@ -344,11 +355,9 @@ class Beside:
         self._meter.reads = False
         now = self._balancer.now()
         self._meter.waited(now - self._meter.done_at)
-        if self._balancer.closing:
-            if self._squares is not None:
-                self._squares.complete()
-                self._measured, self._squares = self._squares, None
-            self._balancer.advance(self._balancer.work.plan.total)
+        if self._balancer.closing and self._squares is not None:
+            self._squares.complete()
+            self._measured, self._squares = self._squares, None
         if self._depth:  # in the closure of a step, whose update follows
             self._update_begins(now)
 
@@ -359,7 +368,7 @@ class Beside:
         if not self._balancer.in_round:
             return
         self._depth += 1
-        self._stepping = [optimizer]
+        self._stepping = optimizer
         if self._stage is not _Stage.DONE:
             if closure and self._depth == 1 and getattr(optimizer, "_should_synchronize", False):  # Horovod's
                 raise RoundStateError(_REDUCED_BEFORE)
@@ -401,13 +410,17 @@ class Beside:
             hidden = any(map(is_horovods, self._optimizers)) or any(hasattr(p, "placements") for p in trained)
             if hidden and self._balancer.goodput is not None:
                 raise ValueError(_NO_GRADIENT)
-            numbers, decides = sum(p.numel() for p in trained), self._balancer.goodput is not None
+            numbers, decides = sum(p.numel() + _HOOK for p in trained), self._balancer.goodput is not None
             self._every = 0 if hidden else rounds_per_measurement(numbers, decides=decides)
 
     def _update_begins(self, now: float) -> None:
         self._update_began_at = now
         self._meter.applying(waited=True)
-        self._rates.multiply(*self._stepping)
+        if self._advanced < self._balancer.rounds:  # the first of several optimizers
+            self._advanced = self._balancer.rounds
+            self._balancer.advance(self._balancer.work.plan.total)
+        assert self._stepping is not None, "its step has begun"
+        self._rates.multiply(self._stepping)
 
     # What travels.
 
@@ -436,9 +449,17 @@ class Beside:
             if len(figures):
                 self._check.judge(figures)
             self._tables.hear(table)
-            finished, goes_by_noise = self._balancer.finished, self._balancer.goodput and self._wire.size > 1
-            if goes_by_noise and self._tables.sent == _PATIENCE and finished and math.isnan(finished.noise_scale):
-                raise ValueError(_NO_NOISE)
+            self._require_noise()
+
+    def _require_noise(self) -> None:
+        """Raise on all ranks, where the batch goes by the noise, if it cannot be measured."""
+        finished = self._balancer.finished
+        if self._balancer.goodput is None or self._wire.size == 1 or finished is None:
+            return
+        # Another rank's mean is another one: somebody reduces gradients later.
+        apart = finished.table.disagreement("mean_square", ROUNDING)
+        if apart or (self._tables.sent == _PATIENCE and math.isnan(finished.noise_scale)):
+            raise ValueError(_NO_NOISE)
 
 
 def _checked(weight: Any) -> float:

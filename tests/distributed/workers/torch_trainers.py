@@ -28,7 +28,7 @@ from transformers import (  # noqa: E402
 )
 
 from hvd_hetero import late_tables  # noqa: E402
-from hvd_hetero.policies import LBBSP  # noqa: E402
+from hvd_hetero.policies import LBBSP, Goodput  # noqa: E402
 from hvd_hetero.session import balancer_of  # noqa: E402
 from torch_hooks import BalancedLoader, LoadBalance  # noqa: E402
 from torch_hooks.lightning import ScaleLoss  # noqa: E402
@@ -191,6 +191,10 @@ def options() -> dict[str, Any]:
     return {"steps": trainer.state.global_step, "lead": balancer_of(trainer.balance).lead}
 
 
+def adapting() -> LoadBalance:
+    return LoadBalance("bsp", global_batch=Goodput(start=BATCH, least=BATCH, most=2 * BATCH))
+
+
 def refused() -> dict[str, str]:
     def of(**options: Any) -> str:
         return refusal(lambda: trainer_of("tokens", [], 1, **options))
@@ -198,6 +202,8 @@ def refused() -> dict[str, str]:
     return {
         "tokens of a rank": of(average_tokens_across_devices=False),
         "max_micro_batch": of(balance=LoadBalance(LBBSP(max_micro_batch=2), global_batch=BATCH)),
+        "a batch that adapts": of(balance=adapting()),
+        "lightning and a batch that adapts": refusal(lambda: ScaleLoss(adapting())),
         "a size that is found": of(auto_find_batch_size=True),
         "lightning divides otherwise": refusal(lambda: fitted(Module(), [], 1, divided_by=3, max_epochs=1)),
         "lightning and a stream": refusal(lambda: fitted(Module(), [], 1, data=Stream(), max_epochs=1)),

@@ -233,6 +233,28 @@ def test_what_cannot_adapt_is_refused_with_a_way_out():
     refused(lambda rank: LoadBalance("bsp", global_batch=changing()).also(), "several optimizers")
 
 
+def beside(use, **options):
+    """Refuse what a batch that adapts cannot do beside a reducer."""
+
+    def case(rank):
+        model, balance = dense(), LoadBalance("bsp", global_batch=changing())
+        loader = BalancedLoader(TensorDataset(X, Y), balance, **options)
+        use(balance, loader, model)
+
+    return case
+
+
+def scaled_as_normalised(balance, loader, model):
+    for x, y in loader:
+        balance.scale(functional.mse_loss(model(x), y), normalised=True)
+
+
+def test_what_cannot_adapt_beside_a_reducer_is_refused_at_once():
+    refused(beside(scaled_as_normalised), "normalised")
+    refused(beside(lambda balance, loader, model: loader.skip(2)), r"state_dict\(\)")
+    refused(beside(lambda balance, loader, model: next(iter(loader)), micro_batches=4), "least.*at least 8.*got 6")
+
+
 def test_a_schedule_that_counts_steps_is_told_of_progress(caplog):
     def case(rank):
         model = dense()
