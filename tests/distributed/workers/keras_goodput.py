@@ -41,6 +41,15 @@ class Changing(Goodput):
         return {8: 12, 12: 6, 6: 16, 16: 8}[total]
 
 
+def staying() -> Goodput:
+    """A batch that stays: the noise is measured, and decides nothing."""
+    return Goodput(start=10, least=10, most=10, learning_rate="constant")
+
+
+class Splits(EveryRoundAnother):
+    shares_alone = True
+
+
 class Seen(keras.layers.Layer):
     """Takes down the numbers of the samples that pass in training, by rounds."""
 
@@ -71,13 +80,13 @@ class Rates(keras.callbacks.Callback):
 
 @contextmanager
 def often(every: int = 1) -> Iterator[None]:
-    """The batch is reconsidered in every round; where it stays, the noise is measured in one of ``every``."""
-    before = gradient_noise._SELDOM, goodput._EVERY
-    gradient_noise._SELDOM, goodput._EVERY = every, 1
+    """The batch is reconsidered in every round, and the noise is measured in one of ``every``."""
+    before = gradient_noise._EACH, gradient_noise._MOST, goodput._EVERY
+    gradient_noise._EACH, gradient_noise._MOST, goodput._EVERY = 1, every, 1
     try:
         yield
     finally:
-        gradient_noise._SELDOM, goodput._EVERY = before
+        gradient_noise._EACH, gradient_noise._MOST, goodput._EVERY = before
 
 
 def network() -> Any:
@@ -222,6 +231,6 @@ ADAPTING: dict[str, Callable[[], dict[str, Any]]] = {
         BSP(max_micro_batch=3), Changing("square-root"), 0.5, lambda: keras.optimizers.Adam(RATE)
     ),
     "adascale, a loop": loop,
-    "noise, micro-batches": lambda: fitted(EveryRoundAnother(4), 10, every=2),
-    "noise of tokens": lambda: fitted(EveryRoundAnother(1), 10, tokens=TOKENS, every=2),
+    "noise, micro-batches": lambda: fitted(Splits(4), staying(), every=2),
+    "noise of tokens": lambda: fitted(Splits(1), staying(), tokens=TOKENS, every=2),
 }
