@@ -174,9 +174,11 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--write", action="store_true", help="store the table in benchmarks/results")
     options = parser.parse_args()
+    if options.seeds < 2:
+        parser.error("--seeds must be at least 2: one seed has no error")
     torch.set_num_threads(1)
     batches = sorted({START, *FIXED})
-    rows, notes = [], []
+    rows, notes, low = [], [], 0
     with Progress() as progress:
         task = progress.add_task("learning rates", total=len(batches))
         rates = {}
@@ -193,6 +195,7 @@ def main() -> None:
             found = result.reports[0]
             more, shares = of_cluster(found, shown)
             rows += more
+            low += sum(share < AT_LEAST for share in shares)
             last = [run["chosen"][-1][0] for run in found["runs"] if run["chosen"]]
             notes.append(
                 f"{shown}: goodput of the batch chosen over that of the best of {len(SIZES)} sizes: median "
@@ -211,6 +214,8 @@ def main() -> None:
         from _report import write_result
 
         print(write_result("goodput_ranks", text))
+    if low:
+        raise SystemExit(f"the goodput of the batch chosen is below {AT_LEAST} of the best one's at {low} points")
 
 
 if __name__ == "__main__":

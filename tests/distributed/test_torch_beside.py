@@ -234,8 +234,8 @@ def test_the_report_names_the_slow_rank_and_its_cause(ranks, how, cause):
         pytest.skip(support.why)
     told, slow = ranks[0][f"{how}: {cause}"], len(ranks) - 1
     assert told["named"][slow] == cause
-    # A busy machine takes time from any rank and anywhere in its round: other causes may be named of others.
-    assert cause not in told["named"][:slow]
+    # A busy machine takes time from any rank, and anywhere in its round.
+    assert {*told["named"][:slow]} <= {"", "competition", "loop", "input"} - {cause}
     assert cause in told["why"]
     assert f"Rank {slow}" in told["verdict"]
 

@@ -167,7 +167,7 @@ class Beside:
         self._share = 0.0
         """What the gradient of the batch is multiplied by."""
         self._stepping: torch.optim.Optimizer | None = None
-        self._advanced = balancer.rounds - 1
+        self._advanced = -1
         """The latest round whose update has begun."""
         self._depth = 0  # of step(): Horovod's optimizer steps around the one inside
         self._stepped = False
@@ -238,13 +238,14 @@ class Beside:
             if self._squares is not None:
                 self._squares.listening.close()
             self._gathered = self._weights = self._squares = None
+            self._advanced = -1
 
     # What the body of the loop asks.
 
     def scale(self, loss: torch.Tensor, weight: Any = None, *, normalised: bool = False) -> torch.Tensor:
         """Return the loss times its share of the round; as it is, if ``normalised``."""
         if normalised:
-            self._measure_nothing("a loss that is normalised")
+            self._measure_nothing()
         share = self._share_of(loss, weight)
         # In half precision, the weights of all ranks would not sum to what they should.
         scaled = loss.float() if loss.dtype in _HALF else loss
@@ -259,7 +260,7 @@ class Beside:
         """Have the gradient of this very loss count by its share of the round, times ``factor``."""
         if loss.dtype in _HALF:
             raise ValueError(f"loss must have 32 bits, since shares do not sum to 1 in {loss.dtype}; give loss.float()")
-        self._measure_nothing("a loss that others scale, too")
+        self._measure_nothing()
         weight = factor * self._share_of(loss)
 
         def begins(gradient: torch.Tensor) -> torch.Tensor:
@@ -268,12 +269,13 @@ class Beside:
 
         loss.register_hook(begins)  # type: ignore[no-untyped-call]
 
-    def _measure_nothing(self, of: str) -> None:
+    def _measure_nothing(self) -> None:
+        """Leave out a gradient that others weigh, too."""
         self._squares = None
         if self._balancer.goodput is not None:
             raise ValueError(
-                f"global_batch=Goodput(…) goes by each rank's own gradient, which {of} does not show; scale the mean "
-                "loss of this rank's batch, or give a global_batch that stays"
+                "global_batch=Goodput(…) goes by each rank's own gradient, which a normalised loss hides; scale the "
+                "mean loss of this rank's batch, or give a global_batch that stays"
             )
 
     def _share_of(self, loss: torch.Tensor, own: Any = None) -> float:
@@ -416,7 +418,7 @@ class Beside:
     def _update_begins(self, now: float) -> None:
         self._update_began_at = now
         self._meter.applying(waited=True)
-        if self._advanced < self._balancer.rounds:  # the first of several optimizers
+        if self._advanced != self._balancer.rounds:  # once for several optimizers; a state may take rounds back
             self._advanced = self._balancer.rounds
             self._balancer.advance(self._balancer.work.plan.total)
         assert self._stepping is not None, "its step has begun"

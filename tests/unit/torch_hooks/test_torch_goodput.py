@@ -255,6 +255,28 @@ def test_what_cannot_adapt_beside_a_reducer_is_refused_at_once():
     refused(beside(lambda balance, loader, model: next(iter(loader)), micro_batches=4), "least.*at least 8.*got 6")
 
 
+def test_progress_beside_a_reducer_counts_on_from_a_state_that_takes_rounds_back():
+    def case(rank):
+        model, balance = dense(), LoadBalance("bsp", global_batch=changing())
+        optimizer, loader = torch.optim.SGD(model.parameters(), lr=RATE), BalancedLoader(TensorDataset(X, Y), balance)
+
+        def train(rounds):
+            loader.stop_at = rounds
+            for x, y in loader:
+                optimizer.zero_grad()
+                balance.scale(functional.mse_loss(model(x), y)).backward()
+                optimizer.step()
+
+        train(2)
+        state = balance.state_dict()
+        train(5)
+        balance.load_state_dict(state)
+        train(4)
+        return balance.rounds, balance.progress
+
+    assert run_on_threads(case, 1) == [(4, 4.0)]
+
+
 def test_a_schedule_that_counts_steps_is_told_of_progress(caplog):
     def case(rank):
         model = dense()
