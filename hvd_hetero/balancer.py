@@ -278,7 +278,7 @@ class Balancer:
             end, meter = self._planner.anticipation, self.meter
             if end is None or meter.queued:
                 return False
-            if not end.ends_before(meter.busy_s, meter.once_s, self.micro_batches_so_far + 1):
+            if not end.ends_before(meter.busy_s, meter.round.once_s, self.micro_batches_so_far + 1):
                 return False
             self._finishes = False
         if self.policy.weighs_twice:

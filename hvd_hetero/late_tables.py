@@ -57,14 +57,16 @@ class LateTables:
         """Whether the next row is to leave."""
         return len(self._rounds) >= self.every
 
+    @property
+    def untold(self) -> bool:
+        """Whether finished rounds are in no row yet."""
+        return bool(self._rounds)
+
     def close_round(self) -> None:
         """Close the round at hand: the rank's work in it is done."""
         work, short = self._balancer.close_round()
-        self._balancer.meter.round.planned += self._planned(work.plan.samples[self._balancer.rank])
-        if self._rounds:
-            self._balancer.meter.round.rounds += 1
-            short = short and self._short
-        self._short = short
+        self._balancer.meter.close(self._planned(work.plan.samples[self._balancer.rank]))
+        self._short = short and (self._short or not self._rounds)
         self._rounds.append(work)
 
     def row(self, **figures: float) -> npt.NDArray[Any]:
@@ -112,7 +114,3 @@ class LateTables:
         """Return in how many micro-batches the policy would have this share done: it plans by what one costs."""
         largest = getattr(self._balancer.policy, "max_micro_batch", None)
         return math.ceil(samples / largest) if largest else 1
-
-    def forget(self) -> None:
-        """Forget the rounds that are in no row."""
-        self._rounds = []

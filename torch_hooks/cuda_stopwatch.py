@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from hvd_hetero.measurement.passes import Passes
 from hvd_hetero.measurement.speed_meter import SpeedMeter
 from hvd_hetero.measurement.stopwatch import Lap
 
@@ -35,11 +36,14 @@ class CudaStopwatch:
         self._now = _Queued()
         self._lap = _Queued()
         self._began: tuple[Any, Any] | None = None
+        self._passes = Passes()
 
     def start(self, *, waited: bool = False) -> None:
         """Count what is queued from now on. ``waited``: what came since the last `stop` was waiting for others."""
         stream = self._stream()
         self._began = self._record(stream), stream
+        if not waited:
+            self._now.first = len(self._now.work)
         if (last := self._now.last) is not None:
             (self._now.waits if waited else self._now.pauses).append((last, self._began[0]))
 
@@ -49,6 +53,19 @@ class CudaStopwatch:
             begin, stream = self._began
             self._now.work.append((begin, self._record(stream)))
             self._began = None
+
+    def forward_done(self, samples: int) -> None:
+        """Note that a forward pass is queued; until the next `start`, what counts is its backward pass."""
+        if self._began is not None:
+            begin, stream = self._began
+            self._began = self._record(stream), stream
+            self._now.work.append((begin, self._began[0]))
+            self._now.passes.append((self._now.first, len(self._now.work), samples))
+
+    def keep(self) -> None:
+        """Note that one of several rounds of a lap is queued to its end, which `forget` leaves."""
+        now = self._now
+        now.kept = len(now.work), len(now.waits), len(now.pauses), len(now.passes)
 
     def lap(self) -> None:
         """Note that a round is queued to its end. What came since the last `stop` was waiting for others."""
@@ -63,7 +80,7 @@ class CudaStopwatch:
         lap, self._lap = self._lap, _Queued()
         if not lap.work:
             return Lap(math.nan, math.nan, math.nan)
-        events = [event for stretch in lap.work for event in stretch]
+        events = [*dict.fromkeys(event for stretch in lap.work for event in stretch)]
         # The last event is behind the others, but perhaps on another stream.
         for event in (*events, lap.waits[-1][1]):
             if not event.query():
@@ -71,11 +88,23 @@ class CudaStopwatch:
         # The next lap still counts from the end of this one, so it is this one's beginning that can be used again.
         known = lap.since is not None
         self._spare += [*events, lap.since] if known else events
-        return Lap(_seconds(lap.work), _seconds(lap.waits), _seconds(lap.pauses) if known else math.nan)
+        excess_s = self._excess_s(lap)
+        paused_s = _seconds(lap.pauses) + excess_s if known else math.nan
+        return Lap(_seconds(lap.work) - excess_s, _seconds(lap.waits), paused_s)
+
+    def _excess_s(self, lap: _Queued) -> float:
+        ends = [first for first, _, _ in lap.passes[1:]] + [len(lap.work)]
+        return sum(
+            self._passes.excess_s(_seconds(lap.work[first:middle]), _seconds(lap.work[middle:end]), samples)
+            for (first, middle, samples), end in zip(lap.passes, ends, strict=False)
+        )
 
     def forget(self) -> None:
-        """Forget what was queued since the last lap. Its events are not used again: they are still to be passed."""
-        self._now, self._began = _Queued(since=self._now.since), None
+        """Forget what was queued since `keep`, or the last lap. Its events, still to be passed, are not used again."""
+        now, self._began = self._now, None
+        lists: tuple[list[Any], ...] = now.work, now.waits, now.pauses, now.passes
+        for each, kept in zip(lists, now.kept, strict=True):
+            del each[kept:]
 
     def catch_up(self) -> None:
         """Return when all that is queued is done."""
@@ -101,6 +130,12 @@ class _Queued:
     work: list[_Stretch] = field(default_factory=list)
     waits: list[_Stretch] = field(default_factory=list)
     pauses: list[_Stretch] = field(default_factory=list)
+    first: int = 0
+    """Where the work on the latest micro-batch begins."""
+    passes: list[tuple[int, int, int]] = field(default_factory=list)
+    """Of micro-batches: where their work begins, where their backward pass does, and their samples."""
+    kept: tuple[int, int, int, int] = (0, 0, 0, 0)
+    """How long the lists were when the latest finished round was."""
 
     @property
     def last(self) -> Any:

@@ -250,6 +250,7 @@ class LoadBalance(Face):
                 "state_dict() came in the middle of a round: a batch was drawn and not trained on. Call it between two "
                 "iterations over the loader, and end them by stop_at of the loader, or by a break after step()"
             )
+        session.settle()
         mine = session.balancer.state_dict()
         paces = session.wire.allgather_object(mine.pop("pace"), name=f"{session.prefix}.paces")
         return {**mine, "paces": paces}

@@ -185,7 +185,7 @@ class TorchSession:
             self.closed()
 
     def settle(self) -> None:
-        """End the iteration, on all ranks."""
+        """Compare what has not been compared yet; a collective call."""
         if self.beside is not None:
             self.beside.settle()
 

@@ -17,13 +17,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from operator import add
 from typing import TYPE_CHECKING, Any
 
 from hvd_hetero.measurement.fixed_cost import Pace
 from hvd_hetero.measurement.hindrances import HindranceMeter, Hindrances
 from hvd_hetero.measurement.memory_limits import limit_after
+from hvd_hetero.measurement.passes import Passes
 from hvd_hetero.measurement.readings import ResourceMeter
 from hvd_hetero.measurement.stopwatch import Stopwatch
 from hvd_hetero.prediction.base import Predictor
@@ -58,10 +59,18 @@ class _Round:
     disturbed: bool = False
     teaches: bool = False
     """True: its speed tells something about later rounds."""
+    once_s: float = 0.0
+    """What comes once a round: the update before it, or in it, and waiting for its first micro-batch."""
+    held_s: float = 0.0
+    """Seconds that layers, and others behind the rank's work, kept it waiting."""
     rounds: int = 1
     """Rounds that these are the sums of, where a row tells of several."""
     planned: int = 0
     """Micro-batches that the policy counts, where these are done in others; 0: those that are done."""
+
+    def __add__(self, other: _Round) -> _Round:
+        sums = {each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(self)}
+        return _Round(**sums | {"figures": SampleFigures(*map(add, self.figures, other.figures))})
 
 
 class SpeedMeter:
@@ -99,16 +108,17 @@ class SpeedMeter:
         self._unlearned: _Round | None = None
         """A round that is still to be learned from."""
         self._apply_s = 0.0
-        self.once_s = 0.0
-        """The part of `busy_s` that comes once a round: the update before it, and waiting for its first micro-batch."""
+        self._closed: _Round | None = None
+        """Finished rounds that are in no row yet."""
+        self._passes = Passes()
+        self._forward_s = math.nan
+        """Seconds of this micro-batch until its loss was there, if that was noted."""
         self._running = False
         """True: a micro-batch is being computed."""
         self._held_s = 0.0
         """Seconds that this micro-batch has spent waiting for other ranks."""
         self._holds_since = math.nan
         """When the wait at hand began; NaN: there is none."""
-        self._round_held_s = 0.0
-        """The same, summed over the finished micro-batches of the round. `end_round` keeps it until the next."""
         self._rounds = 0
         self.reads = False
         """True: a stopwatch is read, which waits for the end of a round that other ranks take part in."""
@@ -131,11 +141,16 @@ class SpeedMeter:
         self.round.input_s += input_s
         if self.stopwatch is not None:
             self.stopwatch.start()
-        self._running, self._held_s = True, 0.0
+        self._running, self._held_s, self._forward_s = True, 0.0, math.nan
         self._began_at = self._clock()
         if not self.round.micro_batches:
-            self.once_s = self._apply_s + self.round.input_s
-            self._round_held_s = 0.0
+            self.round.once_s = self._apply_s + self.round.input_s
+
+    def forward_done(self, samples: int) -> None:
+        """Note that the loss of the micro-batch is there, and only its backward pass follows."""
+        self._forward_s = self._clock() - self._began_at - self._held_s
+        if self.stopwatch is not None:
+            self.stopwatch.forward_done(samples)
 
     def done(self, samples: int, weight: float | None = None, figures: SampleFigures | None = None) -> None:
         """Note that the micro-batch is computed; a second call changes nothing."""
@@ -144,8 +159,11 @@ class SpeedMeter:
         self.release()
         self._running = False
         self.done_at = self._clock()
-        self.round.compute_s += self.done_at - self._began_at - self._held_s
-        self._round_held_s += self._held_s
+        own_s = self.done_at - self._began_at - self._held_s
+        if not math.isnan(self._forward_s):
+            own_s -= self._passes.excess_s(self._forward_s, own_s - self._forward_s, samples)
+        self.round.compute_s += own_s
+        self.round.held_s += self._held_s
         self.round.samples += samples
         self.round.weight += samples if weight is None else weight
         if figures is not None:
@@ -180,7 +198,7 @@ class SpeedMeter:
 
     def waited(self, seconds: float) -> None:
         """After its work on a micro-batch, the rank has waited for others this long."""
-        self._round_held_s += seconds
+        self.round.held_s += seconds
 
     def failed(self, size: int, *, cramped: bool = False) -> int:
         """Return how large the parts of a micro-batch may be that did not fit. Its time says nothing about speed.
@@ -200,8 +218,20 @@ class SpeedMeter:
         if self.stopwatch is not None:
             self.stopwatch.catch_up()
 
+    def close(self, planned: int) -> None:
+        """End a round whose figures leave later, with those of others. ``planned``: micro-batches for the policy."""
+        self.round.compute_s += self._apply_s
+        self.round.once_s += self._apply_s
+        self._apply_s, self.round.planned = 0.0, planned
+        self._closed = self.round if self._closed is None else self._closed + self.round
+        self.round = _Round()
+        if self.stopwatch is not None:
+            self.stopwatch.keep()
+
     def learn(self, *, short: bool) -> None:
         """Learn, after the last micro-batch of a round, from what is known now, but not from a short round."""
+        if self._closed is not None:
+            self.round, self._closed = self._closed, None
         self.round.compute_s += self._apply_s
         self._apply_s = 0.0
         self.round.teaches = self._rounds >= _WARM_UP_ROUNDS and not self.round.disturbed and not short
@@ -289,7 +319,7 @@ class SpeedMeter:
             "saturation": 0.0 if gamma is None else gamma.saturation,
             "limit": self.limit,
             "timed_samples": self.work_of(known) / known.rounds if known.teaches else 0,
-            "once_s": self.once_s if self.stopwatch is None and self.round.micro_batches else 0.0,
+            "once_s": self.round.once_s / known.rounds if self.stopwatch is None and self.round.micro_batches else 0.0,
             "fixed_samples": 0.0 if self.pace is None else self.pace.samples,
             "weight": self.round.weight / self.round.rounds,
             **self._hindered,
@@ -332,7 +362,7 @@ class SpeedMeter:
         """End a round: the synchronisation is over, or is queued."""
         self._learn_the_rest()
         if self.stopwatch is None:
-            self._waited_s = (now - self.done_at + self._round_held_s) / self.round.rounds
+            self._waited_s = (now - self.done_at + self.round.held_s) / self.round.rounds
         else:
             self.stopwatch.lap()
             self._before = self.round
@@ -340,8 +370,8 @@ class SpeedMeter:
 
     @property
     def was_held_up(self) -> bool:
-        """True if layers made this rank wait for others in the round that is over."""
-        return self._round_held_s > 0
+        """True if layers made this rank wait for others in this round."""
+        return self.round.held_s > 0
 
     def forget(self) -> None:
         """Forget the current round."""

@@ -31,6 +31,12 @@ class Stopwatch(Protocol):
     def stop(self) -> None:
         """Stop counting what is queued from now on."""
 
+    def forward_done(self, samples: int) -> None:
+        """Note that a forward pass is queued; until the next `start`, what counts is its backward pass."""
+
+    def keep(self) -> None:
+        """Note that one of several rounds of a lap is queued to its end, which `forget` leaves."""
+
     def lap(self) -> None:
         """Note that a round is queued to its end. What came since the last `stop` was waiting for others."""
 
@@ -38,7 +44,7 @@ class Stopwatch(Protocol):
         """Return the seconds of the last lap, once it is done; NaN if there was none."""
 
     def forget(self) -> None:
-        """Forget what was queued since the last lap."""
+        """Forget what was queued since the last lap, or since `keep`."""
 
     def catch_up(self) -> None:
         """Return when all that is queued is done."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -23,7 +24,7 @@ import torch
 
 from hvd_hetero.measurement.speed_meter import SpeedMeter
 
-__all__ = ["hides_a_backward_pass", "leave_out_waits"]
+__all__ = ["hides_a_backward_pass", "leave_out_waits", "leaves_of"]
 
 
 def leave_out_waits(meter: SpeedMeter) -> list[Any]:
@@ -36,9 +37,10 @@ def leave_out_waits(meter: SpeedMeter) -> list[Any]:
     for each in gc.get_objects():
         kind = type(each)  # isinstance() would ask an object's own __class__, which may do anything
         if issubclass(kind, torch.nn.parallel.DistributedDataParallel):
-            if "module" in vars(each).get("_modules", {}):  # else its constructor has failed
+            wrapped = vars(each).get("_modules", {}).get("module")  # None: its constructor has failed
+            if wrapped is not None and not isinstance(wrapped, torch.jit.ScriptModule):  # which takes no such hooks
                 handles.append(each.register_forward_pre_hook(_Hook(lambda *_: meter.hold()), prepend=True))
-                handles.append(each.module.register_forward_pre_hook(_Hook(lambda *_: meter.release()), prepend=True))
+                handles.append(wrapped.register_forward_pre_hook(_Hook(lambda *_: meter.release()), prepend=True))
         elif sharded and issubclass(kind, sharded):
             handles += _Sharded(meter).hooks(each)
     return handles
@@ -46,15 +48,24 @@ def leave_out_waits(meter: SpeedMeter) -> list[Any]:
 
 def hides_a_backward_pass(loss: torch.Tensor) -> bool:
     """Return whether a reentrant checkpoint made this loss: a reducer may wait in the pass that it nests."""
-    seen, rest = set(), [loss.grad_fn]
+    return any(type(node).__name__ == "CheckpointFunctionBackward" for node in _nodes(loss))
+
+
+def leaves_of(loss: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Yield the tensors that get gradients of a loss, the nearest first."""
+    for node in _nodes(loss):
+        if hasattr(node, "variable"):
+            yield node.variable
+
+
+def _nodes(loss: torch.Tensor) -> Iterator[Any]:
+    seen, rest = set(), deque([loss.grad_fn])
     while rest:
-        node = rest.pop()
+        node = rest.popleft()
         if node is not None and node not in seen:
-            if type(node).__name__ == "CheckpointFunctionBackward":
-                return True
+            yield node
             seen.add(node)
             rest += [before for before, _ in node.next_functions]
-    return False
 
 
 class _Sharded:

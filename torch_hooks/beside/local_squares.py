@@ -61,6 +61,7 @@ class LocalSquares:
         assert self._stale is not None, "a backward pass has begun"
         factor, own = 1.0 / self._weight if self._weight else 0.0, [*self._own, self._stale]
         self._squares = Squares.of(self._weight * self._samples, factor, own, 1.0, [self._unscaled(self._present())])
+        self._parameters = ()  # which its figures need not keep
 
     def read(self) -> dict[str, float]:
         """Return the figures for this rank's row; in a later round, when a device is done with them."""

@@ -29,8 +29,9 @@ import math
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -39,16 +40,17 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from hvd_hetero.balancer import WEIGHS_NOTHING, Balancer
 from hvd_hetero.communication.wire import Handle
-from hvd_hetero.consistency import WaysOut, settings_of
+from hvd_hetero.consistency import WaysOut
 from hvd_hetero.errors import RoundStateError
 from hvd_hetero.late_tables import LateTables
-from hvd_hetero.measurement.gradient_noise import ROUNDING, rounds_per_measurement
+from hvd_hetero.measurement.gradient_noise import ROUNDING
 from hvd_hetero.rounds import MicroBatch, RoundTable
-from torch_hooks.beside.layers import hides_a_backward_pass, leave_out_waits
+from torch_hooks.beside.layers import hides_a_backward_pass, leave_out_waits, leaves_of
 from torch_hooks.beside.local_squares import LocalSquares
 from torch_hooks.beside.reducer import Reducer, ReducerCheck, is_horovods
+from torch_hooks.beside.trained import Trained, parameters_of
 from torch_hooks.cuda_stopwatch import DeviceTimes
-from torch_hooks.gradients.parameter_norm import ParameterNorm, kernels_here
+from torch_hooks.gradients.parameter_norm import kernels_here
 from torch_hooks.rates import Rates
 from torch_hooks.wires.choice import TorchWire
 
@@ -102,10 +104,6 @@ _OWN_WEIGHT = (
     "weight of scale() is for rounds of one batch on each rank, from a loader without weight_of; give the loader "
     "weight_of=…, which tells all batches of a round before the first is used"
 )
-_NO_GRADIENT = (
-    "global_batch=Goodput(…) goes by each rank's own gradient, which fully_shard and hvd.DistributedOptimizer hide; "
-    "use DistributedDataParallel, or torch_hooks.DistributedOptimizer without another reducer"
-)
 _NO_NOISE = (
     "global_batch=Goodput(…) could not measure the noise of gradients, which must be cleared before each round, and be "
     "reduced when backward() ends. Call optimizer.zero_grad() in each round beside DistributedDataParallel, or use "
@@ -114,7 +112,7 @@ _NO_NOISE = (
 
 _LOOKED_AT = 2**13  # numbers of a gradient
 _PATIENCE = 32  # tables in which no noise is known
-_HOOK = 2**15  # numbers whose square takes as long as one parameter's hooks, or longer
+_LEAVES = 4  # parameters that are looked at, of which some may be without gradient
 _HALF = (torch.float16, torch.bfloat16)
 
 
@@ -154,22 +152,23 @@ class Beside:
         hooks = leave_out_waits(meter) if wire.size > 1 else []
         self._check = ReducerCheck(reducer, wire.size, hooks)
         self._rates = Rates(balancer)
+        self._leaves: list[torch.Tensor] = []
+        """Parameters that get gradients of this batch."""
         self._gathered: torch.Tensor | None = None
         """A parameter with a gradient of this round's former micro-batches."""
-        self._optimizers: list[torch.optim.Optimizer] = []
-        self._norm: ParameterNorm | None = None
-        self._every = 0
-        """Rounds of which one is measured; 0: none, since gradients cannot be seen before they are reduced."""
+        self._reached: set[int] = set()
+        """All that get gradients of this batch, where the loop has another training, too."""
+        self._trained = Trained(balancer)
         self._squares: LocalSquares | None = None
         """What is measured in this round."""
         self._measured: LocalSquares | None = None
         """What was measured, until a row takes it along."""
         self._share = 0.0
         """What the gradient of the batch is multiplied by."""
-        self._stepping: torch.optim.Optimizer | None = None
         self._advanced = -1
         """The latest round whose update has begun."""
-        self._depth = 0  # of step(): Horovod's optimizer steps around the one inside
+        self._steps: list[torch.optim.Optimizer] = []
+        """Those inside step(): Horovod's optimizer steps around the one inside."""
         self._stepped = False
         """True: an optimizer has stepped with this batch's gradient."""
         self._update_began_at = math.nan
@@ -180,8 +179,7 @@ class Beside:
     def close(self) -> None:
         """Listen no more."""
         self._let_go()
-        if _trains_here() is self:
-            del _here.beside
+        _here.at_work = [each for each in _at_work() if each() is not self]
 
     # What the loader asks.
 
@@ -192,12 +190,12 @@ class Beside:
 
     def begin(self, work: MicroBatch, input_s: float) -> None:
         """Begin a batch, which is drawn."""
-        _here.beside = weakref.ref(self)
-        self._stage, self._depth, self._stepped = _Stage.DRAWN, 0, False
-        may_measure = self._every and self._measured is None and not self._balancer.in_round
-        if may_measure and self._balancer.measures(self._every):
-            trained = [*_parameters(self._optimizers)]
-            self._squares = LocalSquares(self._balancer.rounds, trained, work.plan.total / self._means_of)
+        _here.at_work = [*(each for each in _at_work() if each() is not self), weakref.ref(self)]
+        self._stage, self._steps, self._stepped = _Stage.DRAWN, [], False
+        every = self._trained.every
+        if every and self._measured is None and not self._balancer.in_round and self._balancer.measures(every):
+            samples = work.plan.total / self._means_of
+            self._squares = LocalSquares(self._balancer.rounds, self._trained.parameters(), samples)
         self._balancer.begin(work, input_s)
 
     def leave(self) -> bool:
@@ -208,13 +206,16 @@ class Beside:
             return False
         if self._stage is not _Stage.DONE:
             raise RoundStateError(_NOT_SCALED if self._stage is _Stage.DRAWN else _NOT_BACKWARD)
+        leaves, self._leaves, self._reached = self._leaves, [], set()
         if not balancer.work.last:
-            self._gathered = next((p for p in _parameters(self._optimizers) if _has_gradient(p)), None)
+            leaves += [p for p in self._trained.parameters() if hasattr(p, "placements")]  # whose leaves are others
+            self._gathered = next(filter(_has_gradient, leaves), None)
             balancer.pause()
             return False
         self._gathered = None
         self._tables.close_round()
         self._hear()
+        self._trained.close_round()
         if self._tables.due:
             self._send()
         return True
@@ -226,17 +227,21 @@ class Beside:
         return ends and self.leave()
 
     def settle(self) -> None:
-        """Read the table that is under way, where all ranks have come to the end of an epoch."""
+        """Compare all finished rounds, where all ranks have come to the end of an iteration; a collective call."""
         self._hear()
+        if self._tables.untold:
+            self._send()
+            self._hear()
 
     def abandon(self) -> None:
         """Forget an unfinished round."""
         self._rates.restore()
         if self._balancer.in_round:
             self._balancer.abandon()
-            self._tables.forget()
+            self._trained.forget_round()
             if self._squares is not None:
                 self._squares.listening.close()
+            self._leaves, self._reached = [], set()
             self._gathered = self._weights = self._squares = None
             self._advanced = -1
 
@@ -295,7 +300,7 @@ class Beside:
         if not self._balancer.computing:
             raise RoundStateError("scale() came without a batch; call it in the loop over the BalancedLoader")
         if self._stage is not _Stage.DRAWN:
-            raise RoundStateError(_TWICE + (_CLOSURE if self._depth else _IN_TURN if self._stepped else _ADDED))
+            raise RoundStateError(_TWICE + (_CLOSURE if self._steps else _IN_TURN if self._stepped else _ADDED))
         if self._gathered is not None and not _has_gradient(self._gathered):
             raise RoundStateError(f"zero_grad() {_IN_BETWEEN}")
         share = self._part(own) * self._means_of
@@ -311,6 +316,11 @@ class Beside:
                 )
         if loss.device.type == "cpu" and share:
             self._broken |= not math.isfinite(loss.item())
+        if not self._balancer.work.last:
+            self._leaves = list(islice((p for p in leaves_of(loss) if isinstance(p, torch.nn.Parameter)), _LEAVES))
+        if len(_at_work()) > 1:
+            self._reached = set(map(id, leaves_of(loss)))
+        self._meter.forward_done(self._balancer.work.samples)
         self._stage = _Stage.SCALED
         return share
 
@@ -360,7 +370,7 @@ class Beside:
         if self._balancer.closing and self._squares is not None:
             self._squares.complete()
             self._measured, self._squares = self._squares, None
-        if self._depth:  # in the closure of a step, whose update follows
+        if self._steps:  # in the closure of a step, whose update follows
             self._update_begins(now)
 
     # What optimizers call.
@@ -369,51 +379,49 @@ class Beside:
         """Note that an optimizer begins a step in the thread that trains. ``closure``: it has one to call."""
         if not self._balancer.in_round:
             return
-        self._depth += 1
-        self._stepping = optimizer
+        self._steps.append(optimizer)
         if self._stage is not _Stage.DONE:
-            if closure and self._depth == 1 and getattr(optimizer, "_should_synchronize", False):  # Horovod's
+            if closure and len(self._steps) == 1 and getattr(optimizer, "_should_synchronize", False):  # Horovod's
                 raise RoundStateError(_REDUCED_BEFORE)
             return
         self._require_complete()
         now = self._balancer.now()
-        if self._depth == 2 and is_horovods(optimizer):
+        if len(self._steps) == 2 and is_horovods(optimizer):
             self._meter.waited(now - self._update_began_at)
-        if self._depth == (2 if is_horovods(optimizer) else 1):
+        if len(self._steps) == (2 if is_horovods(optimizer) else 1):
             self._update_begins(now)
         else:
             self._update_began_at = now
 
     def step_ends(self, optimizer: torch.optim.Optimizer) -> None:
         """Note that the optimizer has stepped."""
-        if self._depth:
-            if self._depth == (2 if is_horovods(optimizer) else 1) and not math.isnan(self._update_began_at):
-                self._meter.applied(self._balancer.now() - self._update_began_at)
-                self._update_began_at = math.nan
-            self._depth -= 1
-            if self._depth == 0 and self._stage is _Stage.DONE:  # else it does not use this batch's gradient
-                self._require_complete()
-                self._stepped = True
-                self._know(optimizer)
+        if all(optimizer is not each for each in self._steps):
+            return
+        while self._steps[-1] is not optimizer:  # it has raised
+            self._steps.pop()
+        if len(self._steps) == (2 if is_horovods(optimizer) else 1) and not math.isnan(self._update_began_at):
+            self._meter.applied(self._balancer.now() - self._update_began_at)
+            self._update_began_at = math.nan
+        self._steps.pop()
+        if not self._steps and self._stage is _Stage.DONE:  # else it does not use this batch's gradient
+            self._require_complete()
+            self._stepped = True
+            if self._check.open:
+                self._check.step(optimizer)
+            self._trained.stepped(optimizer)
+
+    def reaches(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Return whether this batch's loss has gradients for what an optimizer changes."""
+        return any(id(parameter) in self._reached for parameter in parameters_of(optimizer))
+
+    @property
+    def at_work(self) -> bool:
+        """True from when a batch is drawn until its round ends."""
+        return self._balancer.in_round
 
     def _require_complete(self) -> None:
         if self._balancer.between_updates:
             raise RoundStateError(f"step() {_IN_BETWEEN}")
-
-    def _know(self, optimizer: torch.optim.Optimizer) -> None:
-        if self._check.open:
-            self._check.step(optimizer)
-        if all(optimizer is not known for known in self._optimizers):
-            own = set(_parameters([optimizer]))  # one that is made anew takes the former one's place
-            self._optimizers = [each for each in self._optimizers if own.isdisjoint(_parameters([each]))]
-            self._optimizers.append(optimizer)
-            self._norm = None
-            trained = list(_parameters(self._optimizers))
-            hidden = any(map(is_horovods, self._optimizers)) or any(hasattr(p, "placements") for p in trained)
-            if hidden and self._balancer.goodput is not None:
-                raise ValueError(_NO_GRADIENT)
-            numbers, decides = sum(p.numel() + _HOOK for p in trained), self._balancer.goodput is not None
-            self._every = 0 if hidden else rounds_per_measurement(numbers, decides=decides)
 
     def _update_begins(self, now: float) -> None:
         self._update_began_at = now
@@ -421,26 +429,21 @@ class Beside:
         if self._advanced != self._balancer.rounds:  # once for several optimizers; a state may take rounds back
             self._advanced = self._balancer.rounds
             self._balancer.advance(self._balancer.work.plan.total)
-        assert self._stepping is not None, "its step has begun"
-        self._rates.multiply(self._stepping)
+        self._rates.multiply(self._steps[-1])
 
     # What travels.
 
     def _send(self) -> None:
-        if self._norm is None:
-            self._norm = ParameterNorm(_whole(self._optimizers))
-            self._balancer.agreement.watch(self._norm.watched)
-        witness, bits = self._norm.at(self._tables.sent)
-        settings = sum(settings_of(optimizer.param_groups) for optimizer in self._optimizers)
         squares: dict[str, float] = {}
         if self._measured is not None and self._measured.round + 1 < self._balancer.rounds:
             squares, self._measured = self._measured.read(), None
-        row = self._tables.row(settings=settings, witness=witness, bits=bits, broken=float(self._broken), **squares)
+        figures = self._trained.figures(self._tables.sent)
+        row = self._tables.row(broken=float(self._broken), **figures, **squares)
         self._broken = False
         if self._check.open:  # two numbers of each rank go along
-            figures = np.zeros((self._balancer.workers, 2))
-            figures[self._balancer.rank] = self._check.figures
-            row = np.append(row, figures)
+            checked = np.zeros((self._balancer.workers, 2))
+            checked[self._balancer.rank] = self._check.figures
+            row = np.append(row, checked)
         self._call = self._wire.start_sum(torch.from_numpy(row), f"{self._prefix}.table{len(row)}"), row
 
     def _hear(self) -> None:
@@ -473,12 +476,6 @@ def _checked(weight: Any) -> float:
     return number
 
 
-def _parameters(optimizers: list[torch.optim.Optimizer]) -> Iterator[torch.Tensor]:
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            yield from group["params"]
-
-
 def _has_gradient(parameter: torch.Tensor) -> bool:
     """Return whether a gradient is there, and is not zero where looking at some of it waits for nobody."""
     gradient = parameter.grad
@@ -491,45 +488,43 @@ def _queue(callback: Callable[[], None]) -> None:
     torch.autograd.Variable._execution_engine.queue_callback(callback)
 
 
-_here = threading.local()  # the training of a thread that has drawn a batch last: a process may have had others
+_here = threading.local()  # at_work: the trainings of a thread that have drawn a batch, the latest one last
 
 
-def _trains_here() -> Beside | None:
-    of: Callable[[], Beside | None] | None = getattr(_here, "beside", None)
-    return None if of is None else of()
+def _at_work() -> list[weakref.ref[Beside]]:
+    return [each for each in getattr(_here, "at_work", ()) if (beside := each()) is not None and beside.at_work]
+
+
+def _trained_by(optimizer: torch.optim.Optimizer) -> list[Beside]:
+    """Return the trainings of this thread to which a step belongs."""
+    at_work = [beside for each in _at_work() if (beside := each()) is not None]
+    if len(at_work) > 1:
+        return [beside for beside in at_work if beside.reaches(optimizer)] or at_work[-1:]
+    return at_work
 
 
 @cache
 def _hear_steps() -> None:
-    """Hear of every step of an optimizer in this process: users need not say which one trains."""
-    register_optimizer_step_pre_hook(_step_begins)
-    register_optimizer_step_post_hook(_step_ends)
+    """Hear of every step of an optimizer in this process: users need not say which one trains.
+
+    What a compiler traced would hold for the rounds that it has seen. Keeping it off imports it, so not before here.
+    """
+    Beside.scale = torch.compiler.disable(Beside.scale)  # type: ignore[method-assign, no-untyped-call]
+    register_optimizer_step_pre_hook(torch.compiler.disable(_step_begins))  # type: ignore[no-untyped-call]
+    register_optimizer_step_post_hook(torch.compiler.disable(_step_ends))  # type: ignore[no-untyped-call]
 
 
 def _step_begins(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    if (beside := _trains_here()) is not None:
+    for beside in _trained_by(optimizer):
         beside.step_begins(optimizer, closure=any(map(callable, (*args[1:], *kwargs.values()))))
 
 
 def _step_ends(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    if (beside := _trains_here()) is not None:
-        beside.step_ends(optimizer)
+    for each in _at_work():
+        if (beside := each()) is not None:
+            beside.step_ends(optimizer)
 
 
 def _remove(hooks: list[Any]) -> None:
     for hook in hooks:
         hook.remove()
-
-
-def _whole(optimizers: list[torch.optim.Optimizer]) -> dict[torch.Tensor, str]:
-    """Return the parameters that each rank holds whole, which ranks can compare.
-
-    A plain tensor is a shard that an engine has made of them, as DeepSpeed's ZeRO does.
-    """
-    return {
-        parameter: f"optimizer{o}.group{g}.{i}"
-        for o, optimizer in enumerate(optimizers)
-        for g, group in enumerate(optimizer.param_groups)
-        for i, parameter in enumerate(group["params"])
-        if isinstance(parameter, torch.nn.Parameter) and not hasattr(parameter, "placements")
-    }

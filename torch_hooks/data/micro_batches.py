@@ -61,6 +61,7 @@ class MicroBatches:
         self._pending.clear()
         batches = self._by_rounds(iter(self._loader)) if self.reads_rounds else iter(self._loader)
         self._due = session.balancer.rounds
+        closed = self._note_closed  # a new object, which says whose the round is
         skipped_s = 0.0
         while not stops():
             session.balancer.expect_next()
@@ -94,17 +95,18 @@ class MicroBatches:
                 yield from self._in_parts(Parts(work, indices, most, cramped=False), asked_at)
                 self.note_finished()
                 continue
-            session.closed = self._note_closed
+            session.closed = closed
             session.begin(work, time.perf_counter() - asked_at)
             if work.samples:
                 try:
                     yield batch
                     session.leave_body()
                 except GeneratorExit:
-                    session.shortage.left()
-                    session.break_off()
-                    self.note_finished()
-                    self._due = _NEVER  # another loader's rounds from now on are not this one's
+                    if session.closed is closed:  # else it is collected while another iteration is under way
+                        session.shortage.left()
+                        session.break_off()
+                        self.note_finished()
+                        self._due = _NEVER  # another loader's rounds from now on are not this one's
                     raise
                 if most := session.shortage.take_parts():
                     del batch

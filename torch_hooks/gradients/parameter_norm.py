@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 
 import torch
@@ -19,16 +20,17 @@ class ParameterNorm:
     def __init__(self, names: Mapping[torch.Tensor, str]) -> None:
         # An accelerator's are not read, which would wait for the device. They keep their turn, since other ranks may
         # have theirs on the CPU.
-        self._parameters = [p for p in names if p.is_floating_point() and p.numel()]
-        self.watched = [WatchedParameter(names[p], p.numel(), p.element_size()) for p in self._parameters]
+        floats = [p for p in names if p.is_floating_point() and p.numel()]
+        self._parameters = [weakref.ref(p) for p in floats]
+        self.watched = [WatchedParameter(names[p], p.numel(), p.element_size()) for p in floats]
 
     def at(self, round: int) -> tuple[float, float]:
         """Return the figures of this round; zeros if there is nothing to show."""
         if not self._parameters:
             return 0.0, 0.0
         which, part = piece_of(round, self.watched)
-        parameter = self._parameters[which]
-        if parameter.device.type != "cpu":
+        parameter = self._parameters[which]()
+        if parameter is None or parameter.device.type != "cpu":
             return 0.0, 0.0
         piece = _in_memory(parameter)[part]
         numbers = piece if piece.dtype in _ACCURATE else piece.float()
