@@ -583,10 +583,15 @@ class Clock:
         return Works.apply(model(x)).square().mean()
 
 
-def timed(top=lambda rounds, clock: None, rounds=12, leaves=lambda i: False, policy="lb-bsp", epochs=1):
-    """Return the rounds that tables tell of, their figures, and the last plan, of a training by such a clock."""
+def timed(top=lambda rounds, clock: None, rounds=12, leaves=lambda i: False, policy="lb-bsp", epochs=1, queued=False):
+    """Return the rounds that tables tell of, their figures, and the last plan, of a training by such a clock.
+
+    ``queued``: it is a device's, and the first table tells no times.
+    """
     balance, model, tables = LoadBalance(policy, global_batch=8), line(), []
-    clock = Clock(balance)
+    clock, meter = Clock(balance), balancer_of(balance).meter
+    if queued:
+        meter.stopwatch, meter.queued = CudaStopwatch(torch.device("cpu"), lambda: Event(clock)), True
     balancer_of(balance).observer = tables.append
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     optimizer.register_step_pre_hook(lambda *_: clock.passes(0.002))
@@ -605,8 +610,9 @@ def timed(top=lambda rounds, clock: None, rounds=12, leaves=lambda i: False, pol
     return [(each.round, {name: each.table.column(name) for name in names}) for each in tables], plans
 
 
+@pytest.mark.parametrize("queued", [False, True])
 @pytest.mark.parametrize("costs_s", [0.0, 4e-3])
-def test_an_evaluation_at_the_top_of_the_body_is_no_work_on_the_batch(monkeypatch, costs_s):
+def test_an_evaluation_at_the_top_of_the_body_is_no_work_on_the_batch(monkeypatch, costs_s, queued):
     monkeypatch.setattr(late_tables, "_COSTS_S", costs_s)
 
     def evaluates(rounds, clock):
@@ -614,12 +620,12 @@ def test_an_evaluation_at_the_top_of_the_body_is_no_work_on_the_batch(monkeypatc
             clock.passes(3.0)
 
     def case(rank):
-        return timed(evaluates if rank else lambda *_: None)
+        return timed(evaluates if rank else lambda *_: None, queued=queued)
 
     for tables, plans in run_on_threads(case, 2):
         assert plans == {(4, 4)}
         assert tables[-1][0] == 11
-        for _, told in tables:
+        for _, told in tables[queued:]:
             assert told["compute_s"] == pytest.approx([0.122] * 2, abs=1e-6)
 
 
@@ -641,12 +647,16 @@ def test_the_update_comes_once_a_round(monkeypatch, costs_s):
             assert (told["once_s"] - told["input_s"]).tolist() == pytest.approx([0.002] * 2)
 
 
-def test_a_batch_that_is_left_unused_takes_no_finished_round_along(monkeypatch):
+@pytest.mark.parametrize("queued", [False, True])
+def test_a_batch_that_is_left_unused_takes_no_finished_round_along(monkeypatch, queued):
     monkeypatch.setattr(late_tables, "_COSTS_S", 5e-3)  # a table for five rounds
 
-    for tables in run_on_threads(lambda rank: timed(leaves=lambda i: i == 3, epochs=6, policy="bsp")[0], 2):
-        assert [round for round, _ in tables] == [0, 5, 10, 15]
-        for _, told in tables:
+    def case(rank):
+        return timed(leaves=lambda i: i == 3, epochs=6, policy="bsp", queued=queued)[0]
+
+    for tables in run_on_threads(case, 2):
+        assert [round for round, _ in tables] == ([0, 1, 6, 11, 16] if queued else [0, 5, 10, 15])
+        for _, told in tables[queued:]:
             assert told["samples"].tolist() == [4, 4]
             assert told["compute_s"].tolist() == pytest.approx([0.122] * 2)
 
