@@ -34,7 +34,6 @@ from functools import cache
 from itertools import islice
 from typing import Any
 
-import numpy as np
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
@@ -44,10 +43,10 @@ from hvd_hetero.consistency import WaysOut
 from hvd_hetero.errors import RoundStateError
 from hvd_hetero.late_tables import LateTables
 from hvd_hetero.measurement.gradient_noise import ROUNDING
-from hvd_hetero.rounds import MicroBatch, RoundTable
+from hvd_hetero.rounds import MicroBatch
 from torch_hooks.beside.layers import hides_a_backward_pass, leave_out_waits, leaves_of
 from torch_hooks.beside.local_squares import LocalSquares
-from torch_hooks.beside.reducer import Reducer, ReducerCheck, is_horovods
+from torch_hooks.beside.reducer import Reducer, is_horovods
 from torch_hooks.beside.trained import Trained, parameters_of
 from torch_hooks.cuda_stopwatch import DeviceTimes
 from torch_hooks.gradients.parameter_norm import kernels_here
@@ -150,7 +149,6 @@ class Beside:
         self._broken = False
         self._looked = self._balancer.rank > 0  # one rank tells
         hooks = leave_out_waits(meter) if wire.size > 1 else []
-        self._check = ReducerCheck(reducer, wire.size, hooks)
         self._rates = Rates(balancer)
         self._leaves: list[torch.Tensor] = []
         """Parameters that get gradients of this batch."""
@@ -158,7 +156,7 @@ class Beside:
         """A parameter with a gradient of this round's former micro-batches."""
         self._reached: set[int] = set()
         """All that get gradients of this batch, where the loop has another training, too."""
-        self._trained = Trained(balancer)
+        self._trained = Trained(balancer, reducer)
         self._squares: LocalSquares | None = None
         """What is measured in this round."""
         self._measured: LocalSquares | None = None
@@ -406,8 +404,6 @@ class Beside:
         if not self._steps and self._stage is _Stage.DONE:  # else it does not use this batch's gradient
             self._require_complete()
             self._stepped = True
-            if self._check.open:
-                self._check.step(optimizer)
             self._trained.stepped(optimizer)
 
     def reaches(self, optimizer: torch.optim.Optimizer) -> bool:
@@ -440,20 +436,13 @@ class Beside:
         figures = self._trained.figures(self._tables.sent)
         row = self._tables.row(broken=float(self._broken), **figures, **squares)
         self._broken = False
-        if self._check.open:  # two numbers of each rank go along
-            checked = np.zeros((self._balancer.workers, 2))
-            checked[self._balancer.rank] = self._check.figures
-            row = np.append(row, checked)
-        self._call = self._wire.start_sum(torch.from_numpy(row), f"{self._prefix}.table{len(row)}"), row
+        self._call = self._wire.start_sum(torch.from_numpy(row), f"{self._prefix}.table"), row
 
     def _hear(self) -> None:
         if self._call is not None:
             (handle, row), self._call = self._call, None
             self._wire.wait(handle)
-            table, figures = np.split(row, [RoundTable.length(self._balancer.workers)])
-            if len(figures):
-                self._check.judge(figures)
-            self._tables.hear(table)
+            self._tables.hear(row)
             self._require_noise()
 
     def _require_noise(self) -> None:

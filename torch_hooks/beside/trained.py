@@ -14,7 +14,7 @@ import torch
 from hvd_hetero.balancer import Balancer
 from hvd_hetero.consistency import settings_of
 from hvd_hetero.measurement.gradient_noise import rounds_per_measurement
-from torch_hooks.beside.reducer import is_horovods
+from torch_hooks.beside.reducer import Reducer, is_horovods, require_said
 from torch_hooks.gradients.parameter_norm import ParameterNorm
 
 __all__ = ["Trained", "parameters_of"]
@@ -29,10 +29,10 @@ _HOOK = 2**15  # numbers whose square takes as long as one parameter's hooks, or
 class Trained:
     """Those of one rank. Where a new one steps, all that do not step in its round are forgotten."""
 
-    def __init__(self, balancer: Balancer) -> None:
+    def __init__(self, balancer: Balancer, reducer: Reducer) -> None:
         self.every = 0
         """Rounds of which one is measured; 0: none, since gradients cannot be seen before they are reduced."""
-        self._balancer = balancer
+        self._balancer, self._reducer = balancer, reducer
         self._known: list[weakref.ref[torch.optim.Optimizer]] = []
         self._stepped: list[torch.optim.Optimizer] = []
         """Those of the round at hand."""
@@ -71,7 +71,10 @@ class Trained:
         self._norm = ParameterNorm(_whole(optimizers))
         self._balancer.agreement.watch(self._norm.watched)
         trained, decides = self.parameters(), self._balancer.goodput is not None
-        hidden = any(map(is_horovods, optimizers)) or any(hasattr(p, "placements") for p in trained)
+        horovods = list(filter(is_horovods, optimizers)) if self._balancer.workers > 1 else []
+        for optimizer in horovods:
+            require_said(optimizer, self._reducer)
+        hidden = bool(horovods) or any(hasattr(p, "placements") for p in trained)
         if hidden and decides:
             raise ValueError(_NO_GRADIENT)
         numbers = sum(p.numel() + _HOOK for p in trained)

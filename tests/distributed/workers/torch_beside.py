@@ -759,17 +759,11 @@ def attempts() -> dict[str, str]:
         with optimizer.skip_synchronize():
             optimizer.step(closure)
 
-    def by_hand_to_the_mean(balance: Any, model: Any, optimizer: Any, loss: Any) -> None:
-        balance.scale(loss()).backward()
-        for p in model.parameters():
-            torch.distributed.all_reduce(p.grad)
-            p.grad /= hvd.size()
-
     def by_hand(balance: Any, model: Any, optimizer: Any, loss: Any) -> None:
         balance.scale(loss()).backward()
         for p in model.parameters():
             torch.distributed.all_reduce(p.grad)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            p.grad /= hvd.size()
 
     def over_old_gradients(balance: Any, model: Any, optimizer: Any, loss: Any) -> None:
         for p in model.parameters():
@@ -799,9 +793,8 @@ def attempts() -> dict[str, str]:
     tried["negative weight"] = lambda: loop(weighs_less_than_nothing)
     tried["two weights"] = lambda: loop(weighs_nothing, weight_of=len)
     if OVER_TORCH:
-        tried["summed by hand"] = lambda: loop(by_hand, plain=True)
         tried["cleared in between"] = loop_that_clears
-        tried["adapts, by hand"] = lambda: loop(by_hand_to_the_mean, rounds=40, plain=True, batch=walking())
+        tried["adapts, by hand"] = lambda: loop(by_hand, rounds=40, plain=True, batch=walking())
         tried["adapts, not cleared"] = lambda: loop(over_old_gradients, rounds=40, batch=walking())
         tried["adapts, in shards"] = sharded_that_adapts
         tried["no reducer"] = lambda: loop(plainly, rounds=20, plain=True)

@@ -231,20 +231,6 @@ def test_optimizers_of_a_rank_s_own_are_not_compared():
     assert run_on_threads(case, 2) == [5, 5]
 
 
-def test_gradients_that_pile_up_are_not_taken_for_sums():
-    def case(rank):
-        balance, model = LoadBalance("bsp", global_batch=8), line()
-        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-        for (x,) in BalancedLoader(TensorDataset(data()[0]), balance):
-            balance.scale(model(x).square().mean()).backward()  # added to the mean of all rounds before
-            averaged(model, balance)
-            optimizer.step()
-        balance.close()
-        return balance.rounds, sum(len(p._backward_hooks or ()) for p in model.parameters())
-
-    assert run_on_threads(case, 2) == [(5, 0)] * 2
-
-
 @pytest.mark.parametrize("to_none", [True, False])
 def test_a_gradient_that_is_cleared_in_the_middle_of_a_round_is_an_error(to_none):
     def case(rank):
