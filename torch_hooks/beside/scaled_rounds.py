@@ -69,11 +69,10 @@ _WAYS_OUT = WaysOut(
     memory="use a smaller model, or set max_micro_batch of the policy",
 )
 _NOT_SCALED = (
-    "the loss of the last batch was not scaled, so ranks with unequal batches would count alike. Write "
-    "balance.scale(loss).backward() for every batch beside DistributedDataParallel, fully_shard or "
-    "hvd.DistributedOptimizer, with 0 * loss for one to skip; in Lightning give callbacks=[ScaleLoss(balance)], in a "
-    "Trainer end compute_loss in super().compute_loss. Or wrap the optimizer before the loop: optimizer = "
-    "DistributedOptimizer(optimizer, balance, model.named_parameters())"
+    "the loss of the last batch was not scaled. Write balance.scale(loss).backward() for every batch, with 0 * loss "
+    "for one to skip; in Lightning give callbacks=[ScaleLoss(balance)], in a Trainer end compute_loss in "
+    "super().compute_loss. Or wrap the optimizer before the loop: optimizer = DistributedOptimizer(optimizer, balance, "
+    "model.named_parameters())"
 )
 _NOT_BACKWARD = (
     "the scaled loss of the last batch was not used, so other ranks would wait for its gradient; call "
@@ -90,9 +89,8 @@ _IN_TURN = (
     "backward passes of a batch (SAM) do not go with unequal batches"
 )
 _REDUCED_BEFORE = (
-    "step(closure) of hvd.DistributedOptimizer reduces gradients before it calls the closure, so ranks would drift "
-    "apart. Call balance.scale(loss).backward() before step(); or end the closure with optimizer.synchronize(), and "
-    "step inside optimizer.skip_synchronize()"
+    "step(closure) of hvd.DistributedOptimizer reduces gradients before it calls the closure. Call backward() before "
+    "step(); or end the closure with optimizer.synchronize(), and step inside optimizer.skip_synchronize()"
 )
 _CLOSURE = (
     "the closure of step() has run again. Use an optimizer that calls it once: LBFGS decides by the loss of this rank "
@@ -104,9 +102,8 @@ _OWN_WEIGHT = (
     "weight_of=…, which tells all batches of a round before the first is used"
 )
 _NO_NOISE = (
-    "global_batch=Goodput(…) could not measure the noise of gradients, which must be cleared before each round, and be "
-    "reduced when backward() ends. Call optimizer.zero_grad() in each round beside DistributedDataParallel, or use "
-    "torch_hooks.DistributedOptimizer without another reducer"
+    "global_batch=Goodput(…) could not measure the noise of gradients. Call optimizer.zero_grad() in each round beside "
+    "DistributedDataParallel, or use torch_hooks.DistributedOptimizer without another reducer"
 )
 
 _LOOKED_AT = 2**13  # numbers of a gradient
@@ -177,7 +174,7 @@ class Beside:
     def close(self) -> None:
         """Listen no more."""
         self._let_go()
-        _here.at_work = [each for each in _at_work() if each() is not self]
+        _here.at_work = [weakref.ref(each) for each in _at_work() if each is not self]
 
     # What the loader asks.
 
@@ -188,7 +185,7 @@ class Beside:
 
     def begin(self, work: MicroBatch, input_s: float) -> None:
         """Begin a batch, which is drawn."""
-        _here.at_work = [*(each for each in _at_work() if each() is not self), weakref.ref(self)]
+        _here.at_work = [*(weakref.ref(each) for each in _at_work() if each is not self), weakref.ref(self)]
         self._stage, self._steps, self._stepped = _Stage.DRAWN, [], False
         every = self._trained.every
         if every and self._measured is None and not self._balancer.in_round and self._balancer.measures(every):
@@ -236,7 +233,6 @@ class Beside:
         self._rates.restore()
         if self._balancer.in_round:
             self._balancer.abandon()
-            self._trained.forget_round()
             if self._squares is not None:
                 self._squares.listening.close()
             self._leaves, self._reached = [], set()
@@ -408,12 +404,7 @@ class Beside:
 
     def reaches(self, optimizer: torch.optim.Optimizer) -> bool:
         """Return whether this batch's loss has gradients for what an optimizer changes."""
-        return any(id(parameter) in self._reached for parameter in parameters_of(optimizer))
-
-    @property
-    def at_work(self) -> bool:
-        """True from when a batch is drawn until its round ends."""
-        return self._balancer.in_round
+        return bool(self._reached) and any(id(p) in self._reached for p in parameters_of(optimizer))
 
     def _require_complete(self) -> None:
         if self._balancer.between_updates:
@@ -480,16 +471,15 @@ def _queue(callback: Callable[[], None]) -> None:
 _here = threading.local()  # at_work: the trainings of a thread that have drawn a batch, the latest one last
 
 
-def _at_work() -> list[weakref.ref[Beside]]:
-    return [each for each in getattr(_here, "at_work", ()) if (beside := each()) is not None and beside.at_work]
+def _at_work() -> list[Beside]:
+    trainings = (each() for each in getattr(_here, "at_work", ()))
+    return [each for each in trainings if each is not None and each._balancer.in_round]
 
 
 def _trained_by(optimizer: torch.optim.Optimizer) -> list[Beside]:
     """Return the trainings of this thread to which a step belongs."""
-    at_work = [beside for each in _at_work() if (beside := each()) is not None]
-    if len(at_work) > 1:
-        return [beside for beside in at_work if beside.reaches(optimizer)] or at_work[-1:]
-    return at_work
+    at_work = _at_work()
+    return [beside for beside in at_work if beside.reaches(optimizer)] or at_work[-1:]
 
 
 @cache
@@ -509,9 +499,8 @@ def _step_begins(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> No
 
 
 def _step_ends(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    for each in _at_work():
-        if (beside := each()) is not None:
-            beside.step_ends(optimizer)
+    for beside in _at_work():
+        beside.step_ends(optimizer)
 
 
 def _remove(hooks: list[Any]) -> None:

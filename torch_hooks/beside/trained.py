@@ -50,10 +50,6 @@ class Trained:
         if any(all(optimizer is not each for each in known) for optimizer in stepped):
             self._know(stepped)
         self._settings += sum(settings_of(optimizer.param_groups) for optimizer in stepped)
-        self.forget_round()
-
-    def forget_round(self) -> None:
-        """Forget the round at hand."""
         self._stepped = []
 
     def parameters(self) -> list[torch.Tensor]:
