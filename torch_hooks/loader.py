@@ -57,7 +57,8 @@ class BalancedLoader:
         lists of a ``batch_sampler`` are laid end to end; to keep similar samples together, make lists of
         ``global_batch``.
     drop_last
-        Leave out the last round of an epoch if it is a short one. Its samples are not visited in that epoch.
+        Leave out the last round of an epoch if it is shorter than planned for it, as ``Goodput`` may have changed it.
+        Its samples are not visited in that epoch.
     check_data
         Whether to compare, before the first round, a few samples of a dataset that holds tensors, and attributes of
         your own: parts that a user has cut by hand would be cut again. Other samples are an error, other attributes a
@@ -149,15 +150,16 @@ class BalancedLoader:
         in_step = 1 if micro_batches is None else micro_batches
         self._in_step = integer("micro_batches", in_step, 1, global_batch // workers + 1, way_out=way_out)
         self._asks_in_step = micro_batches is not None
-        least = session.balancer.global_batch if drop_last else 1
+        adapts = session.balancer.goodput
+        least = (global_batch if adapts is None else adapts.most) if drop_last else 1
         order = order_of(
             dataset, session.wire, shuffle=shuffle, seed=seed, sampler=sampler, batch_sampler=batch_sampler,
             stream=stream, rounds_per_epoch=rounds_per_epoch, least=least, options=loader_options,
         )  # fmt: skip
-        if order.size is not None and drop_last and order.size < least:
+        if order.size is not None and order.size < least:
             raise ValueError(
-                f"drop_last leaves no round at all: an epoch has {order.size} samples and global_batch is {least}; "
-                "lower global_batch, or leave drop_last out"
+                f"drop_last leaves no round at all: an epoch has {order.size} samples and global_batch is {least}"
+                f"{'' if adapts is None else ' at most'}; lower it, or leave drop_last out"
             )
         if num_workers > 0 and not self._streams:
             session.balancer.set_lead(num_workers * (prefetch_factor or 2))
@@ -173,7 +175,7 @@ class BalancedLoader:
             )
         elif max_micro_batch_cost is not None:
             raise ValueError(NO_COSTS)
-        self._cutter = Cutter(order, session.balancer, least)
+        self._cutter = Cutter(order, session.balancer, drop_last=drop_last)
         if self._asks_in_step:
             self._cutter.keep_in_step(self._in_step)  # it decides how many rounds there are
         self._compares = check_data and not self._streams
@@ -277,7 +279,7 @@ class BalancedLoader:
         if cutter.begin() and not cutter.more:  # of streams and samplers, whose length is known only now
             raise ValueError(
                 f"epoch {cutter.order.epoch} has {cutter.order.remaining} samples, fewer than a round needs "
-                f"({cutter.least}); every iter() of an IterableDataset or of a sampler must give all of them again; "
+                f"({cutter.least()}); every iter() of an IterableDataset or of a sampler must give all of them again; "
                 "drop_last needs global_batch of them"
             )
         session.balancer.note_epoch(cutter.order.size)
@@ -290,22 +292,30 @@ class BalancedLoader:
 
     def _fit_reducer(self) -> None:
         """Cut rounds as the reducer needs them, or raise where it cannot be."""
-        if self._session.beside is None:
+        session = self._session
+        if session.beside is None:
             if self._asks_in_step:
                 raise ValueError(
                     "micro_batches is for a reducer of your own, and balance serves a DistributedOptimizer; leave it "
                     "out, and give max_micro_batch to the policy"
                 )
+            if session.waits_in_layers and session.policy.shares_alone:  # as many as the rank that was to do most
+                plan = session.balancer.plan()
+                several = 1 if getattr(session.policy, "max_micro_batch", None) else max(plan.micro_batches)
+                self._keep_in_step(min(several, *plan.samples))
             return
         if self._weigh.given:
             self._micro_batches.reads_rounds = True  # what all ranks count is known only when all batches are
-        goodput, least = self._session.balancer.goodput, self._session.balancer.workers * self._in_step
+        self._keep_in_step(self._in_step)
+
+    def _keep_in_step(self, micro_batches: int) -> None:
+        goodput, least = self._session.balancer.goodput, self._session.balancer.workers * micro_batches
         if goodput is not None and goodput.least < least:
             raise ValueError(
                 f"least of Goodput(…) must be at least {least}, a sample for each rank and micro-batch, as a reducer "
-                f"of your own needs; got {goodput.least}"
+                f"of your own and SyncBatchNorm need; got {goodput.least}"
             )
-        self._cutter.keep_in_step(self._in_step)
+        self._cutter.keep_in_step(micro_batches)
 
     def _stops(self) -> bool:
         return self.stop_at is not None and self._session.balancer.rounds >= self.stop_at
@@ -313,10 +323,9 @@ class BalancedLoader:
     def _require_data_on_all(self) -> None:
         """Raise if the epoch is too short for layers that wait for other ranks."""
         session, remaining = self._session, self._cutter.order.remaining
-        workers = session.balancer.workers
-        least = workers * self._in_step
-        if session.waits_in_layers and remaining is not None and remaining < least and not self._stops():
-            who, each = ("SyncBatchNorm", "one") if session.beside is None else ("your reducer", f"{self._in_step}")
+        workers, each = session.balancer.workers, self._cutter.order.end.in_step or 1
+        if session.waits_in_layers and remaining is not None and remaining < workers * each and not self._stops():
+            who = "SyncBatchNorm" if session.beside is None else "your reducer"
             raise ValueError(
                 f"epoch {self._cutter.order.epoch} has {remaining} sample(s) left for {workers} ranks, and "
                 f"{who} needs {each} on every rank; give the loader more samples, or launch fewer ranks"

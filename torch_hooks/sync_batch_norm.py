@@ -6,8 +6,8 @@ Per channel, let rank i hold n_i numbers x with mean m_i and sum of squared devi
 
 (Chan, Golub and LeVeque's pairwise rule, in one go), which does not cancel as a difference of sums of squares would.
 
-**The gradient.** A rank's loss is the mean over its own samples, S_i of the round's S, so the loss of the round is
-``L = sum_i (S_i / S) L_i``, and everything that a rank's backward pass returns is multiplied by S_i afterwards
+**The gradient.** A rank's loss L_i counts S_i of the round's S (samples, or what ``weight_of`` says), so that of the
+round is ``L = sum_i (S_i / S) L_i``, and everything that a rank's backward pass returns is multiplied by S_i afterwards
 (``hvd_hetero.balancer``). With y = (x - m) / s, ``s^2 = variance + eps``, and g = dL_i/dy of this layer's own rank,
 
     dL/dx = (1 / s) (S_i g - (1 / N) sum_j S_j sum g - (y / N) sum_j S_j sum (g y))      (times 1 / S)
@@ -33,11 +33,9 @@ from torch_hooks.wires.choice import TorchWire
 
 __all__ = ["SyncBatchNorm"]
 
-# Policies under which ranks do different numbers of micro-batches, so that some would wait for ever.
-_UNEVEN = ("non-blocking", "lb-non-blocking", "elastic-bsp", "self-adaptive")
 _WAY_OUT = (
-    "every rank must do the same number of micro-batches, and at least one: use policy='lb-bsp' or 'bsp' without "
-    "max_micro_batch, and drop_last=True in the loader; or a normalisation that needs no other rank, such as GroupNorm"
+    "every rank must do the same number of micro-batches, and at least one: use policy='lb-bsp' or 'bsp' and a "
+    "BalancedLoader, which sees to it; or a normalisation that needs no other rank, such as GroupNorm"
 )
 
 
@@ -75,11 +73,9 @@ class SyncBatchNorm(_BatchNorm):
         super().__init__(num_features, eps, momentum, affine, track_running_stats)
         session = balance._session
         session.require_first("SyncBatchNorm")
-        policy, plan = session.policy, session.balancer.plan()
-        unequal = len(set(plan.micro_batches)) > 1
-        if unequal and policy.shares_alone and session.optimizer is None:
-            unequal = False  # beside a reducer of the user's, ranks do equally many; else the first batch is refused
-        if policy.name in _UNEVEN or unequal or not all(plan.micro_batches):
+        policy, micro_batches = session.policy, session.balancer.plan().micro_batches
+        one_each = policy.keeps_total and set(micro_batches) == {1}  # looked at again in each round
+        if not (policy.shares_alone or one_each) or not all(micro_batches):
             raise ValueError(f"policy {policy.name!r} does not go with SyncBatchNorm: {_WAY_OUT}")
         session.waits_in_layers = session.wire.size > 1
         self._session = session
@@ -122,10 +118,10 @@ class SyncBatchNorm(_BatchNorm):
         if not batch_statistics or self._session.wire.size == 1:
             return super().forward(input)
         self._check_input_dim(input)
-        samples = self._samples()
+        weight = self._weight()
         rows = input if input.dtype == torch.float64 else input.float()
         out, mean, variance, count = _Normalise.apply(  # type: ignore[no-untyped-call]
-            rows, samples, self.eps, self._name, self._session.meter, self._session.wire
+            rows, weight, self.eps, self._name, self._session.meter, self._session.wire
         )
         if self.training and self.track_running_stats:
             self._track(mean, variance, float(count))
@@ -134,8 +130,8 @@ class SyncBatchNorm(_BatchNorm):
             out = out * self.weight.view(shape) + self.bias.view(shape)
         return cast(torch.Tensor, out.to(input.dtype))
 
-    def _samples(self) -> int:
-        """Return the samples of the current micro-batch, once it is clear that all ranks have one."""
+    def _weight(self) -> float:
+        """Return what gradients of the micro-batch will be multiplied by, once it is clear that all ranks have one."""
         balancer = self._session.balancer
         if not self._session.at_work:
             raise RoundStateError(
@@ -149,7 +145,7 @@ class SyncBatchNorm(_BatchNorm):
                 f"{self._session.policy.name!r}, and SyncBatchNorm would wait for ever: {_WAY_OUT}"
             )
         # Beside a reducer of the user's, the loss is scaled already, and so are the gradients that come here.
-        return balancer.work.samples if self._session.beside is None else 1
+        return balancer.work.counts if self._session.beside is None else 1.0
 
     def _track(self, mean: torch.Tensor, variance: torch.Tensor, count: float) -> None:
         assert self.running_mean is not None
@@ -167,7 +163,7 @@ class _Normalise(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, samples: int, eps: float, name: str, meter: SpeedMeter, wire: TorchWire
+        ctx: Any, x: torch.Tensor, weight: float, eps: float, name: str, meter: SpeedMeter, wire: TorchWire
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         dims = [d for d in range(x.dim()) if d != 1]
         here = x.numel() // x.size(1)
@@ -185,7 +181,7 @@ class _Normalise(torch.autograd.Function):
         scale = torch.rsqrt(variance + eps)
         y = (x - _along(mean, x)) * _along(scale, x)
         ctx.save_for_backward(y, scale, count)
-        ctx.dims, ctx.samples, ctx.name, ctx.meter, ctx.wire = dims, samples, name, meter, wire
+        ctx.dims, ctx.weight, ctx.name, ctx.meter, ctx.wire = dims, weight, name, meter, wire
         ctx.mark_non_differentiable(mean, variance, count)
         return y, mean, variance, count
 
@@ -196,10 +192,10 @@ class _Normalise(torch.autograd.Function):
         assert g is not None
         sums = torch.cat([g.sum(ctx.dims), (g * y).sum(ctx.dims)])
         # A mean over no samples is NaN; it must not reach the others.
-        sums = sums * ctx.samples if ctx.samples else torch.zeros_like(sums)
+        sums = sums * ctx.weight if ctx.weight else torch.zeros_like(sums)
         with ctx.meter.held_up():
             sums = ctx.wire.wait(ctx.wire.start_sum(sums, f"{ctx.name}.gradient"))
-        mean, mean_y = (sums / (count * max(ctx.samples, 1))).chunk(2)
+        mean, mean_y = (sums / (count * (ctx.weight or 1.0))).chunk(2)
         return (g - _along(mean, y) - y * _along(mean_y, y)) * _along(scale, y), None, None, None, None, None
 
 

@@ -50,16 +50,16 @@ class Plans(Protocol):
 
 
 class Cutter:
-    """One rank's rounds. A round needs ``least`` samples: more than 1 leaves out a short last one."""
+    """One rank's rounds. ``drop_last`` leaves out a last one of fewer samples than are planned for it."""
 
-    def __init__(self, order: SampleOrder, plans: Plans, least: int = 1) -> None:
+    def __init__(self, order: SampleOrder, plans: Plans, *, drop_last: bool = False) -> None:
         self.order = order
-        self.least = least
         self.epoch = 0
         """The epoch that begins next."""
         self._plans = plans
+        self._drop_last = drop_last
         self._goes_on = False
-        order.end = EpochEnd.of(plans.policy, joins=least == 1)
+        order.end = EpochEnd.of(plans.policy, joins=not drop_last)
 
     @property
     def epoch_at_hand(self) -> int:
@@ -69,7 +69,7 @@ class Cutter:
     @property
     def more(self) -> bool:
         """True if the epoch holds another round."""
-        return self.order.holds(self.least)
+        return self.order.holds(self.least(self.ahead))
 
     @property
     def ahead(self) -> int:
@@ -78,9 +78,17 @@ class Cutter:
 
     def rounds_of(self, samples: int) -> int:
         """Return how many rounds these are, of ``global_batch`` samples each, or as many as it is at present."""
-        kept = self._plans.policy.keeps_total
-        whole, rest = divmod(samples, self._plans.plan().total if kept else self._plans.global_batch)
-        return whole + (rest >= max(self.least, self.order.end.apart(self._plans.plan()) if whole else 1))
+        whole, rest = divmod(samples, self._batch())
+        return whole + (rest >= max(self.least(), self.order.end.apart(self._plans.plan()) if whole else 1))
+
+    def _batch(self, ahead: int = 0) -> int:
+        """Return the samples planned for that round; the global batch, where that is not known beforehand."""
+        plans = self._plans
+        return plans.plan(ahead).total if plans.policy.keeps_total else plans.global_batch
+
+    def least(self, ahead: int = 0) -> int:
+        """Return how many samples the round that many rounds after the present one needs."""
+        return self._batch(min(ahead, self._plans.lead)) if self._drop_last else 1
 
     def want(self, epoch: int) -> None:
         """Have that epoch begin next, or go on if it stopped in its middle."""
@@ -144,7 +152,7 @@ class Cutter:
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the epoch stands after the last finished round, as plain data."""
-        return {"epoch": self.epoch, "least": self.least, "order": self.order.state_dict()}
+        return {"epoch": self.epoch, "least": self.least(), "order": self.order.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Have the next ``begin`` go on there, if anything was left of that epoch."""

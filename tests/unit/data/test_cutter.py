@@ -54,7 +54,8 @@ class Rank:
 
     def __init__(self, order, plans, least, random):
         self.plans = plans
-        self.cutter = Cutter(order, plans, least)
+        plans.policy.keeps_total, plans.global_batch = False, least
+        self.cutter = Cutter(order, plans, drop_last=least > 1)
         self._random = random
         self._pending = deque()
         self._source = self.cutter.micro_batches()
@@ -302,7 +303,9 @@ def test_an_epoch_with_nothing_left_for_a_round_of_then_is_over():
     whole = RoundPlan.of([4])
     for least, goes_on in ((2, True), (3, False)):
         order = SharedPermutation(10)
-        cutter = Cutter(order, Plans(0, 1, 0, 0), least)
+        plans = Plans(0, 1, 0, 0)
+        plans.policy.keeps_total, plans.global_batch = False, least
+        cutter = Cutter(order, plans, drop_last=True)
         cutter.begin()
         for _ in range(2):
             order.take(whole, 0)

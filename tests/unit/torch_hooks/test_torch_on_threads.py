@@ -9,11 +9,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from torch.nn import functional  # noqa: E402
-from torch.utils.data import TensorDataset  # noqa: E402
+from torch.utils.data import TensorDataset, default_collate  # noqa: E402
 
 from hvd_hetero.communication.thread_wire import Crew  # noqa: E402
 from hvd_hetero.errors import PlanMismatchError  # noqa: E402
 from hvd_hetero.policies import BSP, LBBSP, ElasticBSP, LBNonBlocking, StaticAllocation  # noqa: E402
+from hvd_hetero.rounds import RoundPlan  # noqa: E402
 from hvd_hetero.testing import ThreadRankError, run_on_threads  # noqa: E402
 from hvd_hetero.topology.mixing import resolve_mixing  # noqa: E402
 from torch_hooks import (  # noqa: E402
@@ -141,6 +142,79 @@ def test_batch_norm_over_all_ranks():
     parameters, seen = on_threads(model, policy=BSP, prepare=prepare, drop_last=True)
     assert {len(part) for of_rank in seen for parts in of_rank.values() for part in parts} == {2, 3}
     require_same(parameters, single(model, seen))
+
+
+class Turns(BSP):
+    """Unequal shares, which go round among the ranks, in micro-batches of at most so many samples."""
+
+    def first(self, workers, global_batch):
+        shares = [global_batch * part // 12 for part in ([4, 8] if workers == 2 else [2, 6, 4])]
+        return RoundPlan.of(shares, self.max_micro_batch)
+
+    def next(self, plan, finished):
+        return RoundPlan.of([*plan.samples[1:], plan.samples[0]], self.max_micro_batch)
+
+
+COUNTS = torch.arange(SAMPLES) % 4 + 1.0  # of each sample, in its mean
+LEFT_OUT = (3, 12, 21)
+
+
+def weight_of(batch):
+    return COUNTS[batch[2]].sum()
+
+
+def some(samples):
+    return default_collate([sample for sample in samples if int(sample[2]) not in LEFT_OUT])
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize(
+    ("policy", "options"),
+    [
+        (Turns, {"weight_of": weight_of}),
+        (Turns, {"weight_of": weight_of, "collate_fn": some, "drop_last": True}),
+        (lambda: Turns(max_micro_batch=2), {"weight_of": weight_of}),
+        (lambda: Turns(max_micro_batch=3), {}),
+        (Turns, {"cost_of": COUNTS.numpy(), "max_micro_batch_cost": 9.0}),
+        (lambda: StaticAllocation([1, 2, 3]), {}),
+    ],
+    ids=["weights", "samples left out", "weights, micro-batches", "micro-batches", "costs", "static"],
+)
+def test_batch_norm_over_unequal_batches_that_count_unequally(policy, options, ranks):
+    """One process normalises the j-th micro-batches of all ranks together, of the rows that are there."""
+    counts = COUNTS if "weight_of" in options else torch.ones(SAMPLES)
+
+    def mean(model, x, y, index, whole=None):
+        part = counts[index][:, None] * (model(x) - y) ** 2
+        return part.sum() / (counts[index].sum() if whole is None else whole)
+
+    def case(rank):
+        made = policy()
+        if isinstance(made, StaticAllocation):
+            made = StaticAllocation(made.weights[:ranks])
+        balance = LoadBalance(made, global_batch=12)
+        mine = SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(model), balance)
+        loader = BalancedLoader(TensorDataset(X, Y, torch.arange(SAMPLES)), balance, shuffle=True, seed=2, **options)
+        optimizer = DistributedOptimizer(sgd(mine), balance, mine.named_parameters())
+        seen = {}
+        for _ in range(EPOCHS):
+            for x, y, index in loader:
+                seen.setdefault(balance.rounds, []).append(index.tolist())
+                optimizer.zero_grad()
+                mean(mine, x, y, index).backward()
+                optimizer.step()
+        return flat(mine), seen
+
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1)).double()
+    parameters, seen = zip(*run_on_threads(case, ranks, 60.0), strict=True)
+    optimizer = sgd(model)
+    for r, together in zip(sorted(seen[0]), union(seen), strict=True):
+        optimizer.zero_grad()
+        for group in zip(*(of_rank[r] for of_rank in seen), strict=True):
+            index = [i for part in group for i in part]
+            mean(model, X[index], Y[index], index, counts[together].sum()).backward()
+        optimizer.step()
+    require_same(torch.stack(parameters), flat(model))
 
 
 def test_a_gradient_scaler_skips_a_step_on_all_ranks_alike():
