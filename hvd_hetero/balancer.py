@@ -87,7 +87,7 @@ class Balancer:
         observer: Callable[[FinishedRound], None] | None = None,
     ) -> None:
         self._planner = Planner(policy, workers, global_batch, logs=rank == 0)
-        self.policy = policy
+        self.policy = policy = self._planner.policy
         self.rank = rank
         self.workers = workers
         self.global_batch = self._planner.global_batch

@@ -10,6 +10,7 @@ it (``policies.goodput``). Every rank's planner does the same from the same tabl
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -37,12 +38,13 @@ class Planner:
     """The plans of one training. ``logs``: say in the log which ranks' speeds are not believed, and what changes."""
 
     def __init__(self, policy: Policy, workers: int, global_batch: int | Goodput, *, logs: bool = False) -> None:
+        policy = copy.deepcopy(policy)  # what it learns belongs to this training, and users may begin another with it
         self.goodput: Goodput | None = None
         if not isinstance(global_batch, int | np.integer):  # seldom, and then costs imports
             from hvd_hetero.policies.goodput import Goodput
 
             if isinstance(global_batch, Goodput):
-                self.goodput, global_batch = global_batch, global_batch.start
+                self.goodput, global_batch = copy.deepcopy(global_batch), global_batch.start
                 self.goodput.begin(policy, workers)
         if isinstance(global_batch, bool) or not isinstance(global_batch, int | np.integer):
             raise TypeError(

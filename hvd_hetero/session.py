@@ -68,9 +68,8 @@ class Session:
                 f"patience must be a Patience, got {patience!r}; write patience=hvd_hetero.watchdog.Patience(warn=30)"
             )
         patience = Patience.of_environment() if patience is None else patience
-        self.policy = resolve_policy(policy)
         self.balancer = Balancer(
-            self.policy,
+            resolve_policy(policy),
             rank,
             workers,
             global_batch,
@@ -78,6 +77,7 @@ class Session:
             readings=ResourceMeter(clock=time.perf_counter),
             hindrances=HindranceMeter(clock=time.perf_counter),
         )
+        self.policy = self.balancer.policy
         mixing = None
         if sync != "allreduce":
             from hvd_hetero.topology.mixing import resolve_mixing

@@ -28,7 +28,8 @@ class Policy(ABC):
     The same tables give the same plans on every rank and on every processor. Hence a policy decides in integers,
     quantising measurements before it compares or divides them, and uses nothing that was measured on one rank alone:
     a rank's prediction of its own speed reaches it through the table. It may keep what follows from the tables it has
-    seen (an allocation that has settled, say), and saves that as its state; one object serves one training.
+    seen (an allocation that has settled, say), and saves that as its state. Each
+    training works with a copy of the object that it is given (``LoadBalance.policy``).
     """
 
     name: ClassVar[str]

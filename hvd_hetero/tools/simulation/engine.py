@@ -90,7 +90,6 @@ class RoundSimulation:
         observer: Callable[[FinishedRound], None] | None = None,
         predictor: Callable[[], Predictor] | None = None,
     ) -> None:
-        self.policy = policy
         self.machines = Machines(cluster)
         self.options = options or Options()
         self.data = data
@@ -101,6 +100,7 @@ class RoundSimulation:
         n = self.machines.count
         self.mixing = mixing_on(cluster, policy, self.options.sync)
         self.planner = Planner(policy, n, global_batch)
+        policy = self.policy = self.planner.policy
         self.planner.set_lead(self.options.lead)
         self.now_s = 0.0
         self.meters = SpeedMeters(self.machines, policy, self.planner.typical_size, predictor)

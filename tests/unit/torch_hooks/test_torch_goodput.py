@@ -14,7 +14,7 @@ from torch.nn import functional  # noqa: E402
 from torch.utils.data import TensorDataset  # noqa: E402
 
 from hvd_hetero.balancer import Balancer  # noqa: E402
-from hvd_hetero.policies import BSP, LBBSP, Goodput, StaticAllocation  # noqa: E402
+from hvd_hetero.policies import BSP, LBBSP, Goodput, SelfAdaptive, StaticAllocation  # noqa: E402
 from hvd_hetero.testing import ThreadRankError, run_on_threads  # noqa: E402
 from torch_hooks import BalancedLoader, DistributedOptimizer, GradScaler, LoadBalance  # noqa: E402
 from torch_hooks.gradients.squares import square_of  # noqa: E402
@@ -323,3 +323,60 @@ def test_squares_of_any_type_and_length(dtype):
         numbers = torch.randn(length, generator=torch.Generator().manual_seed(length)).to(dtype)
         wanted = float(numbers.to(torch.complex128).abs().square().sum())
         assert float(square_of(numbers)) == pytest.approx(wanted, rel=1e-4)
+
+
+def test_drop_last_leaves_out_what_is_shorter_than_the_batch_planned_for_it():
+    def case(rank):
+        balance = LoadBalance(BSP(), global_batch=changing())
+        loader = BalancedLoader(TensorDataset(X, Y), balance, shuffle=True, drop_last=True)
+        model = dense()
+        optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=RATE), balance)
+        planned, lengths = [], []
+        for _ in range(4):
+            lengths.append(len(loader) == SAMPLES // sum(balance.plan))
+            planned.append([])
+            for x, y in loader:
+                planned[-1].append(sum(balance.plan))
+                functional.mse_loss(model(x), y).backward()
+                optimizer.step()
+            planned[-1].append(sum(balance.plan))
+        balance.close()
+        return planned, lengths, balance.rounds
+
+    (planned, lengths, rounds), *others = run_on_threads(case, 2)
+    assert others == [(planned, lengths, rounds)]
+    for *done, following in planned:
+        assert sum(done) <= SAMPLES < sum(done) + following, "whole rounds, and as many as there are"
+    assert {sum(done) for *done, _ in planned} != {SAMPLES // START * START}
+    assert all(lengths)
+
+
+def test_a_second_training_with_the_same_objects_begins_anew():
+    batch, policy = changing(), SelfAdaptive(total=4)
+
+    def train(**arguments):
+        balance = LoadBalance(**arguments)
+        loader = BalancedLoader(TensorDataset(X, Y), balance, shuffle=True, stop_at=9)
+        model = dense()
+        optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=RATE), balance)
+        totals = []
+        while balance.rounds < 9:
+            for x, y in loader:
+                totals.append(sum(balance.plan))
+                functional.mse_loss(model(x), y).backward()
+                optimizer.step()
+        balance.close()
+        return totals, balance.progress, flat(model).tolist(), balance.policy
+
+    def case(rank):
+        return [train(policy="bsp", global_batch=batch) for _ in range(2)], [
+            train(policy=policy, global_batch=START)[-1] for _ in range(2)
+        ]
+
+    for trainings, policies in run_on_threads(case, 2):
+        first, second = (each[:3] for each in trainings)
+        assert first == second
+        assert first[1] != 9.0
+        assert len({id(each) for each in (policy, *policies)}) == 3
+    assert batch.progress == 0.0
+    assert policy.state_dict() == SelfAdaptive(total=4).state_dict(), "what was given is as it was"
