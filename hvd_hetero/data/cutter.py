@@ -10,49 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from hvd_hetero.data.sample_order import Cut, EpochEnd, Part, SampleOrder
-from hvd_hetero.policies.policy import Policy
-from hvd_hetero.rounds import CostRule, MicroBatch, RoundPlan, RoundTable
+from hvd_hetero.rounds import MicroBatch, RoundTable
 
-__all__ = ["Cutter", "Plans"]
+if TYPE_CHECKING:
+    from hvd_hetero.balancer import Balancer
 
-
-class Plans(Protocol):
-    """The source of a cutter's plans: the balancer."""
-
-    @property
-    def policy(self) -> Policy:
-        """The policy that makes the plans."""
-
-    @property
-    def global_batch(self) -> int:
-        """Samples of a round."""
-
-    @property
-    def rank(self) -> int:
-        """The rank whose data are cut."""
-
-    @property
-    def rounds(self) -> int:
-        """Rounds agreed so far."""
-
-    @property
-    def lead(self) -> int:
-        """How many rounds ahead plans are fixed."""
-
-    def rule(self, ahead: int = 0) -> CostRule:
-        """Return what samples cost in that round."""
-
-    def plan(self, ahead: int = 0) -> RoundPlan:
-        """Return the plan of the round that many rounds after the present one (between rounds: the next one)."""
+__all__ = ["Cutter"]
 
 
 class Cutter:
     """One rank's rounds. ``drop_last`` leaves out a last one of fewer samples than are planned for it."""
 
-    def __init__(self, order: SampleOrder, plans: Plans, *, drop_last: bool = False) -> None:
+    def __init__(self, order: SampleOrder, plans: Balancer, *, drop_last: bool = False) -> None:
         self.order = order
         self.epoch = 0
         """The epoch that begins next."""
