@@ -34,8 +34,8 @@ from torch_hooks.wires.choice import TorchWire
 __all__ = ["SyncBatchNorm"]
 
 _WAY_OUT = (
-    "every rank must do the same number of micro-batches, and at least one: use policy='lb-bsp' or 'bsp' and a "
-    "BalancedLoader, which sees to it; or a normalisation that needs no other rank, such as GroupNorm"
+    "every rank must do the same number of micro-batches, and at least one: use policy='lb-bsp' without may_rest, or "
+    "'bsp', and a BalancedLoader, which sees to it; or a normalisation that needs no other rank, such as GroupNorm"
 )
 
 
@@ -75,7 +75,7 @@ class SyncBatchNorm(_BatchNorm):
         session.require_first("SyncBatchNorm")
         policy, micro_batches = session.policy, session.balancer.plan().micro_batches
         one_each = policy.keeps_total and set(micro_batches) == {1}  # looked at again in each round
-        if not (policy.shares_alone or one_each) or not all(micro_batches):
+        if policy.may_rest or not (policy.shares_alone or one_each) or not all(micro_batches):
             raise ValueError(f"policy {policy.name!r} does not go with SyncBatchNorm: {_WAY_OUT}")
         session.waits_in_layers = session.wire.size > 1
         self._session = session
@@ -118,7 +118,7 @@ class SyncBatchNorm(_BatchNorm):
         if not batch_statistics or self._session.wire.size == 1:
             return super().forward(input)
         self._check_input_dim(input)
-        weight = self._weight()
+        weight = self._gradient_weight()
         rows = input if input.dtype == torch.float64 else input.float()
         out, mean, variance, count = _Normalise.apply(  # type: ignore[no-untyped-call]
             rows, weight, self.eps, self._name, self._session.meter, self._session.wire
@@ -130,7 +130,7 @@ class SyncBatchNorm(_BatchNorm):
             out = out * self.weight.view(shape) + self.bias.view(shape)
         return cast(torch.Tensor, out.to(input.dtype))
 
-    def _weight(self) -> float:
+    def _gradient_weight(self) -> float:
         """Return what gradients of the micro-batch will be multiplied by, once it is clear that all ranks have one."""
         balancer = self._session.balancer
         if not self._session.at_work:

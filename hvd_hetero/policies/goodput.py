@@ -86,7 +86,7 @@ class Goodput:
             )
         self.learning_rate = learning_rate
         self.progress = 0.0
-        """Steps of the first batch that the updates so far were worth: Σ r."""
+        """Steps of the first batch that the updates so far were worth: Σ r. Of a training: ``LoadBalance.progress``."""
         self._sizes: tuple[int, ...] = (self.start,)
         self._waited = 0
         self._transfer = EMA()

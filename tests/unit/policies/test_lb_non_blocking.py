@@ -10,7 +10,7 @@ import pytest
 
 from hvd_hetero.policies import LBBSP, LBNonBlocking, resolve_policy
 from hvd_hetero.rounds import FinishedRound, RoundPlan, RoundReport, RoundTable
-from hvd_hetero.tools.simulation import BestSplit, Cluster, Compute, Worker, simulate
+from hvd_hetero.tools.simulation import BestSplit, Cluster, Compute, RoundSimulation, Worker, simulate
 from hvd_hetero.tools.simulation.variation import Jitter, RandomSlowDown, Recorded
 
 BATCH = 384
@@ -203,8 +203,9 @@ def test_a_state_of_other_numbers_of_micro_batches_is_refused():
 
 def test_a_restored_policy_goes_on_with_the_number_and_the_trials():
     cluster = scattering(3, RandomSlowDown("batch", 4.0, 0.1))
-    policy = LBNonBlocking()
-    simulate(cluster, policy, BATCH, 100)
+    run = RoundSimulation(cluster, LBNonBlocking(), BATCH)
+    run.run(100)
+    policy = run.policy
     other = LBNonBlocking()
     other.first(3, BATCH)
     other.load_state_dict(json.loads(json.dumps(policy.state_dict())))

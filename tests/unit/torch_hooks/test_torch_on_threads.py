@@ -217,6 +217,14 @@ def test_batch_norm_over_unequal_batches_that_count_unequally(policy, options, r
     require_same(torch.stack(parameters), flat(model))
 
 
+def test_batch_norm_refuses_ranks_that_rest():
+    def case(rank):
+        SyncBatchNorm(3, balance=LoadBalance(LBBSP(may_rest=True), global_batch=BATCH), name="norm")
+
+    with pytest.raises(ThreadRankError, match=r"lb-bsp.*SyncBatchNorm.*every rank"):
+        run_on_threads(case, 2)
+
+
 def test_a_gradient_scaler_skips_a_step_on_all_ranks_alike():
     model = dense()
 
