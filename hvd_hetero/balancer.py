@@ -438,9 +438,9 @@ class Balancer:
         self._state = _State.AGREED
         return self._work, short
 
-    def agree_late(self, finished: FinishedRound, planned: RoundTable, *, short: bool) -> None:
-        """Decide the latest plan again, by a late table of finished rounds: ``planned``, as the policy counts."""
-        self._planner.revise(replace(finished, table=planned), short=short)
+    def agree_late(self, finished: FinishedRound, *, short: bool) -> None:
+        """Decide the latest plan again, by a late table of finished rounds."""
+        self._planner.revise(finished, short=short)
         self._tell(finished)
         self._know_fixed_cost()
 

@@ -104,8 +104,7 @@ class LateTables:
         if not balancer.allow_nan:
             require_finite(round, table.column("broken"))
         finished = FinishedRound(round, last.epoch, last.plan, table, elapsed_s)
-        planned = table.replaced("micro_batches", [self._planned(samples) for samples in table.figures("samples")])
-        balancer.agree_late(finished, planned, short=short)
+        balancer.agree_late(finished, short=short)
         busiest_s = float(table.busy_s.max())
         if 0.0 < busiest_s < math.inf:
             self.every = min(max(math.ceil(_COSTS_S / (_SHARE * busiest_s)), 1), _MOST)

@@ -308,7 +308,7 @@ class RoundReport:
     samples: float
     """Samples used in this round."""
     micro_batches: float
-    """Micro-batches done in this round."""
+    """Micro-batches done in this round, as the policy counts them: its fixed costs are those of one."""
     compute_s: float
     """Seconds of forward, backward and the optimizer's update, without waiting."""
     input_s: float

@@ -306,7 +306,7 @@ class SpeedMeter:
         gamma = None if self.profile is None else self.profile.gamma
         return {
             "samples": self.round.samples / self.round.rounds,
-            "micro_batches": self.round.micro_batches / self.round.rounds,
+            "micro_batches": (self.round.planned or self.round.micro_batches) / self.round.rounds,
             "compute_s": known.compute_s / known.rounds,
             "input_s": known.input_s / known.rounds,
             "wait_s": self._waited_s,

@@ -12,6 +12,8 @@ from hvd_hetero.errors import HeteroError, PlanMismatchError
 from hvd_hetero.late_tables import LateTables
 from hvd_hetero.policies import BSP, LBBSP
 from hvd_hetero.rounds import MicroBatch, RoundPlan
+from hvd_hetero.telemetry import TelemetryWriter, read_run
+from hvd_hetero.tools.report.figures import figures
 
 
 class Clock:
@@ -24,7 +26,8 @@ class Clock:
 class Job:
     """Ranks that do as many samples per second; a table is read when the next round is over."""
 
-    def __init__(self, policy, speeds, global_batch):
+    def __init__(self, policy, speeds, global_batch, *, parts=1, fixed_s=0.0):
+        self.parts, self.fixed_s = parts, fixed_s
         self.clocks = [Clock() for _ in speeds]
         self.speeds = speeds
         self.balancers = [
@@ -35,14 +38,18 @@ class Job:
         self.balancers[0].observer = self.finished.append
         self._summed = None
 
-    def round(self, data=(), **row):
+    def round(self, data=(), total=0, **row):
         for rank, (balancer, clock) in enumerate(zip(self.balancers, self.clocks, strict=True)):
             plan = balancer.plan()
-            balancer.begin(MicroBatch(plan, plan.samples[rank], data=data[rank] if data else 0))
-            clock.now += plan.samples[rank] / self.speeds[rank]
+            plan = plan.resize(total or plan.total).in_step(self.parts)
+            for number, samples in enumerate(plan.sizes(rank)):
+                if number:
+                    balancer.pause()
+                balancer.begin(MicroBatch(plan, samples, data=data[rank] if data else 0))
+                clock.now += self.fixed_s + samples / self.speeds[rank]
+                balancer.meter.done(samples)
         end = max(clock.now for clock in self.clocks) + 0.01
         for balancer, clock, tables in zip(self.balancers, self.clocks, self.tables, strict=True):
-            balancer.meter.done(balancer.work.samples)
             balancer.meter.done_at = clock.now
             balancer.meter.waited(end - clock.now)
             tables.close_round()
@@ -151,3 +158,17 @@ def test_a_remainder_too_small_for_the_micro_batches_joins_the_round_before():
     assert end.fit(plan, 12 + 6).total == 12
     assert end.fit(plan, 12 + 5).total == 17
     assert end.fit(plan, 12 + 5).micro_batches == (3, 3)
+
+
+def test_a_run_of_several_micro_batches_counts_the_fixed_cost_as_often_as_the_policy_does(tmp_path):
+    """Four micro-batches of 5 ms each: 20 ms a round. Rank 1 is half as fast, and forecasts are right."""
+    writer = TelemetryWriter(tmp_path / "run.jsonl", policy="lb-bsp", workers=2, global_batch=120)
+    job = Job(LBBSP, [600.0, 300.0], 120, parts=4, fixed_s=0.005)
+    job.balancers[0].observer = writer
+    for number in range(120):
+        job.round(total=120 if number % 10 < 9 else 50)
+    writer.close()
+    ranks = figures(read_run(tmp_path / "run.jsonl"), replayed=False).ranks
+    truth = [60 / (60 / speed + 0.020) for speed in (600, 300)]
+    assert ranks.samples_per_s == pytest.approx(truth, rel=0.05)
+    assert (ranks.forecast_error < 0.05).all()
