@@ -7,7 +7,7 @@ import importlib
 
 from hvd_hetero.policies.policy import Policy
 
-__all__ = ["resolve_policy"]
+__all__ = ["policy_class", "resolve_policy"]
 
 # The class of each scheme that needs no argument. Static allocation has none: its ratio has no sensible default.
 _BY_NAME = {
@@ -18,6 +18,12 @@ _BY_NAME = {
     "lb-non-blocking": "LBNonBlocking",
     "elastic-bsp": "ElasticBSP",
 }
+
+
+def policy_class(name: str) -> type[Policy]:
+    """Return the class of the scheme of that name, or of any policy."""
+    named: type[Policy] = getattr(importlib.import_module(__package__), _BY_NAME.get(name, "Policy"))
+    return named
 
 
 def resolve_policy(policy: str | Policy) -> Policy:
@@ -31,8 +37,7 @@ def resolve_policy(policy: str | Policy) -> Policy:
     if not isinstance(policy, str):
         raise TypeError(f"policy must be a name or a Policy object, got {policy!r}")
     if policy in _BY_NAME:
-        named: type[Policy] = getattr(importlib.import_module(__package__), _BY_NAME[policy])  # no other
-        return named()
+        return policy_class(policy)()
     if policy == "static":
         raise ValueError("policy 'static' needs its weights; write StaticAllocation([3, 7]) with one number per rank")
     near = difflib.get_close_matches(policy.lower().replace("_", "-"), _BY_NAME, n=1, cutoff=0.4)

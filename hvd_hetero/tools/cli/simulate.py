@@ -104,7 +104,7 @@ def _tell_worth(args: argparse.Namespace, described: Description, recorded: Repl
 
     prices = () if args.prices is None else prices_of(args.prices, len(described.cluster.workers))
     if recorded is not None:
-        worth = worth_of_run(recorded, described.global_batch)
+        worth = worth_of_run(recorded, args.global_batch)
     else:
         with _progress(args.quiet or args.json) as progress:
             worth = worth_of_cluster(described, progress)
@@ -147,7 +147,7 @@ def _described(args: argparse.Namespace) -> tuple[Description, Replay | None]:
             raise ValueError(f"--seed must be at least 0 and below 2**63, got {shown(args.seed)}")
         described = replace(described, cluster=replace(described.cluster, seed=args.seed))
     if args.global_batch is not None:
-        described = replace(described, global_batch=args.global_batch)
+        described = replace(described, global_batch=args.global_batch, totals=())
     changes = Changes(args.drop, args.add, args.replace, args.network)
     between = tuple(changes.of(cluster) for cluster in described.between)
     described = replace(described, cluster=changes.of(described.cluster), between=between)

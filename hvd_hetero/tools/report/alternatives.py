@@ -87,7 +87,7 @@ def alternatives(run: Run) -> Alternatives:
         measured,
         machines.rounds,
         tuple(sorted(each, key=lambda one: [*_NAMES.values()].index(one.name))),
-        worth_of_run(machines, part.global_batch),
+        worth_of_run(machines),
     )
 
 

@@ -29,6 +29,7 @@ from hvd_hetero.tools.report.changed_rounds import Change, changes
 from hvd_hetero.tools.report.over_time import Curves, Heat, block_means, heat, series, starts
 from hvd_hetero.tools.report.speeds import forecast_errors, mean_speed, own_best, speeds
 from hvd_hetero.tools.report.work import LONGEST_ROUND_S, Work, counted, work
+from hvd_hetero.tools.simulation.replay import totals_of
 
 __all__ = ["Figures", "OverTime", "RankFigures", "figures"]
 
@@ -92,6 +93,7 @@ class Figures:
     policy: str
     workers: int
     global_batch: int
+    """Samples of a full round; the mean, if the batch has adapted."""
     rounds: int
     """Rounds that count."""
     left_out: int
@@ -103,7 +105,7 @@ class Figures:
     samples: int
     samples_per_s: float
     noise_scale: float
-    """The batch at which the gradient's noise is as large as the gradient, at the end of the run; NaN: not known."""
+    """The batch at which noise and gradient are equally large, in the last tenth of the rounds; NaN: not known."""
     slowdown: float
     kinds: dict[str, float]
     """Share of the time lost to each kind; with ``ideal`` they sum to 1."""
@@ -152,7 +154,7 @@ def figures(run: Run, *, replayed: bool = True) -> Figures:
         return Figures(
             policy=run.policy,
             workers=run.workers,
-            global_batch=run.global_batch,
+            global_batch=round(float(totals_of(run)[counts].mean())),
             rounds=int(counts.sum()),
             left_out=int((~counts).sum()),
             micro_batches=int(run.micro_batches[counts].max()),
@@ -160,7 +162,7 @@ def figures(run: Run, *, replayed: bool = True) -> Figures:
             elapsed_s=elapsed_s,
             samples=int(samples.sum()),
             samples_per_s=float(samples.sum() / elapsed_s),
-            noise_scale=_last(run.noise_scale),
+            noise_scale=_recent(run.noise_scale),
             slowdown=elapsed_s / float(lost.ideal_s[counts].sum()),
             kinds=share.kinds,
             ideal=share.ideal,
@@ -172,9 +174,11 @@ def figures(run: Run, *, replayed: bool = True) -> Figures:
         )
 
 
-def _last(scales: Floats) -> float:
-    known = scales[scales > 0.0]
-    return float(known[-1]) if len(known) else float("nan")
+def _recent(scales: Floats) -> float:
+    """Return the median over the last tenth of the rounds, in most of which it must be known."""
+    recent = scales[-max(len(scales) // 10, 1) :]
+    known = recent[recent > 0.0]
+    return float(np.median(known)) if 2 * len(known) > len(recent) else float("nan")
 
 
 class _Speeds(NamedTuple):

@@ -123,7 +123,7 @@ def facts(found: Figures) -> str:
     ranks = f"{found.workers:,} rank{'s' if found.workers != 1 else ''}"
     epochs = f", {found.epochs:,} epochs" if found.epochs > 1 else ""
     known = math.isfinite(found.noise_scale)
-    noise = f" Gradient noise scale at the end: {found.noise_scale:,.0f} samples." if known else ""
+    noise = f" Gradient noise scale in the last tenth of the rounds: {found.noise_scale:,.0f} samples." if known else ""
     return (
         f"Policy {found.policy}, {ranks}, {found.global_batch:,} samples a round. {found.rounds:,} "
         f"round{'s' if found.rounds != 1 else ''} in {duration(found.elapsed_s)}{epochs}, without the start-up.{noise}"

@@ -36,6 +36,7 @@ class BestSplit(Policy):
 
     name: ClassVar[str] = "best split"
     measures: ClassVar[bool] = False
+    shares_alone: ClassVar[bool] = True
 
     def __init__(self) -> None:
         self._span_s = 1e-6  # T* of the round before

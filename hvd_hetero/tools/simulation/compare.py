@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -10,7 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hvd_hetero.policies import BSP
+from hvd_hetero.measurement.gradient_noise import GradientNoise
+from hvd_hetero.policies import BSP, Goodput, Policy
+from hvd_hetero.rounds import RoundPlan, RoundTable
 from hvd_hetero.tools.simulation.best import BestSplit
 from hvd_hetero.tools.simulation.description import Description
 from hvd_hetero.tools.simulation.engine import Options, RoundSimulation, mixing_on
@@ -116,6 +119,22 @@ def _ranged(outcomes: Sequence[Outcome], rate_error: float) -> Outcome:
     return replace(outcomes[0], between=between, error=outcomes[0].error + max(abs(r - ratios[0]) for r in ratios))
 
 
+class RecordedBatches(Goodput):
+    """The global batches of a recorded run, whatever this one's noise; in the end they begin again."""
+
+    def __init__(self, totals: Sequence[int]) -> None:
+        super().__init__(start=totals[0], least=min(totals), most=max(totals))
+        self._totals = itertools.cycle(totals)
+        next(self._totals)
+
+    def reconsider(
+        self, policy: Policy, plan: RoundPlan, table: RoundTable, noise: GradientNoise, typical_size: float
+    ) -> RoundPlan:
+        """Return the plan for the next recorded batch."""
+        total = next(self._totals)
+        return plan if total == plan.total else policy.resized(plan, total).within(table.column("limit"))
+
+
 def run_scheme(described: Description, scheme: SchemeChoice, progress: Callable[[str, float], None]) -> Simulated:
     """Train by one scheme on all described samples."""
     cluster, seed = described.cluster, described.cluster.seed
@@ -124,7 +143,9 @@ def run_scheme(described: Description, scheme: SchemeChoice, progress: Callable[
     policy = scheme.make()
     mixing = mixing_on(cluster, policy, scheme.sync)
     options = Options(lead=described.lead, signal_s=described.signal_s, sync=mixing or ALLREDUCE)
-    rounds = RoundSimulation(cluster, policy, described.global_batch, options=options, data=data)
+    follows = described.totals and policy.shares_alone and policy.keeps_total
+    batch = RecordedBatches(described.totals) if follows else described.global_batch
+    rounds = RoundSimulation(cluster, policy, batch, options=options, data=data)
     done = 0
     while done < wanted:
         finished = rounds.step()

@@ -43,6 +43,8 @@ class Description:
     """Samples of an epoch; None: endless."""
     between: tuple[Cluster, ...] = ()
     """Other machines that those of a recorded run may be as well."""
+    totals: tuple[int, ...] = ()
+    """Samples of each round of a recorded run whose global batch has adapted; empty: all of ``global_batch``."""
     rate_error: float = 0.0
     """The share by which luck may move every scheme's samples per second."""
 
@@ -123,14 +125,17 @@ def _check_schemes(described: Description, where: str) -> None:
 def recorded_description(run: Run, schemes: Sequence[SchemeChoice]) -> tuple[Description, Replay]:
     """Return the machines and the training of a run, with these schemes to compare."""
     machines = replay(run)
-    dataset = machines.dataset or max(machines.rounds // _EPOCHS, 1) * run.global_batch  # no short rounds
+    totals = machines.totals
+    batch = round(sum(totals) / len(totals))
+    dataset = machines.dataset or max(machines.rounds // _EPOCHS, 1) * batch  # no short rounds
     described = Description(
         machines.cluster,
-        run.global_batch,
-        machines.full_rounds,
+        batch,
+        max(round(int(machines.run.samples[list(machines.kept)].sum()) / batch), 1),
         tuple(schemes),
         dataset=min(dataset, limits.MOST_SAMPLES),
         between=machines.extremes,
+        totals=totals if len(set(totals)) > 1 else (),
         rate_error=machines.rate_error,
     )
     return described, machines

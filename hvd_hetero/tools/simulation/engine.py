@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 
 from hvd_hetero.data.sample_order import EpochEnd
 from hvd_hetero.planner import Planner
-from hvd_hetero.policies import Policy
+from hvd_hetero.policies import Goodput, Policy
 from hvd_hetero.prediction import Predictor
 from hvd_hetero.rounds import FinishedRound, RoundPlan, RoundReport, RoundTable
 from hvd_hetero.tools.simulation.cluster import Cluster, Machines
@@ -82,7 +82,7 @@ class RoundSimulation:
         self,
         cluster: Cluster,
         policy: Policy,
-        global_batch: int,
+        global_batch: int | Goodput,
         *,
         options: Options | None = None,
         data: WholeRounds | None = None,
@@ -280,7 +280,7 @@ def mixing_on(cluster: Cluster, policy: Policy, sync: str | Mixing) -> Mixing | 
     return mixing
 
 
-def simulate(cluster: Cluster, policy: Policy, global_batch: int, rounds: int, **how: Any) -> Simulated:
+def simulate(cluster: Cluster, policy: Policy, global_batch: int | Goodput, rounds: int, **how: Any) -> Simulated:
     """Run ``RoundSimulation(...).run(rounds)`` in one call."""
     return RoundSimulation(cluster, policy, global_batch, **how).run(rounds)
 

@@ -51,6 +51,7 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from hvd_hetero.measurement.readings import Resources
+from hvd_hetero.policies.policy_names import policy_class
 from hvd_hetero.telemetry import Run
 from hvd_hetero.tools.simulation.cluster import Cluster, Drivers, Worker
 from hvd_hetero.tools.simulation.compute import Compute
@@ -59,7 +60,7 @@ from hvd_hetero.tools.simulation.micro_batch_cost import Fixed, FixedSamples, fi
 from hvd_hetero.tools.simulation.network import Network
 from hvd_hetero.tools.simulation.variation import Recorded
 
-__all__ = ["Replay", "in_mean_samples", "rate_error", "replay"]
+__all__ = ["Replay", "in_mean_samples", "rate_error", "replay", "totals_of"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -84,8 +85,8 @@ class Replay:
     cluster: Cluster
     rounds: int
     """Rounds that were usable."""
-    full_rounds: int
-    """Rounds of the global batch that hold the samples of these rounds, one at least."""
+    totals: tuple[int, ...]
+    """Samples of the global batch in each of these rounds: another one where the batch has adapted."""
     measured_rate: float
     """Samples per second, in those rounds."""
     dataset: int | None
@@ -98,6 +99,16 @@ class Replay:
     """The usable rounds, by their place in the run."""
     rate_error: float
     """The share by which another run's samples per second may differ, from how rounds scatter."""
+
+
+def totals_of(run: Run) -> Ints:
+    """Return the samples of the global batch in each round, (K,); one for all rounds where these differ for a reason.
+
+    A policy may choose the samples of its rounds for itself, and a remainder smaller than the ranks joins a round.
+    """
+    planned = run.plan.sum(axis=1)
+    same = (np.abs(planned - run.global_batch) < run.workers) | (planned < run.workers)
+    return np.where(same | (not policy_class(run.policy).keeps_total), run.global_batch, planned)
 
 
 def in_mean_samples(run: Run) -> Run:
@@ -166,12 +177,12 @@ def replay(run: Run) -> Replay:
     measured = float(run.samples[keep].sum() / run.elapsed_s[keep].sum())
     first = run.epoch == run.epoch[0]
     dataset = None if first.all() else max(_samples_of(run, first), 1)
-    full_rounds = max(round(int(run.samples[keep].sum()) / run.global_batch), 1)
     fixed_s = tuple(zip(*figures, strict=True))
     slopes_s, intercepts_s = np.array([(w.compute.slope_s, w.compute.intercept_s) for w in likely.workers]).T
     ranks_s = np.where(run.samples[keep] > 0, run.samples[keep] * slopes_s + cut[keep] * intercepts_s, 0.0)
     luck = rate_error(run.elapsed_s[keep], ranks_s.max(axis=1) + np.median(likely.network.recorded_s))
-    return Replay(run, likely, len(keep), full_rounds, measured, dataset, extremes, fixed_s, tuple(keep.tolist()), luck)
+    totals = tuple(totals_of(run)[keep].tolist())
+    return Replay(run, likely, len(keep), totals, measured, dataset, extremes, fixed_s, tuple(keep.tolist()), luck)
 
 
 def _samples_of(run: Run, epoch: NDArray[np.bool_]) -> int:
@@ -228,7 +239,8 @@ def _readings(run: Run, keep: NDArray[np.int64], rank: int) -> tuple[Resources, 
 def _usable(run: Run) -> NDArray[np.int64]:
     planned = run.plan.sum(axis=1)
     last = np.append(run.epoch[1:] != run.epoch[:-1], True)
-    short = last & (planned < np.median(planned))
+    before = np.maximum.accumulate(np.where(last, -1, np.arange(len(last))))  # the latest that ends no epoch
+    short = last & (planned < np.where(before < 0, np.median(planned), planned[before]))
     return np.flatnonzero((run.round >= run.round[:1] + WARM_UP_ROUNDS) & ~short)
 
 

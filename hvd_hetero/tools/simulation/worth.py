@@ -3,9 +3,10 @@ r"""What each worker is worth: samples per second with it and without it, the re
 For the workers S that stay, on the K rounds of a replay (``replay`` has the slopes m, the fixed costs b, and the
 factors f by which a round was slow):
 
-    R(S) = X / (mean_k max_{i in S} f_ik (m_i x_i + b_i κ_i) + c + ρ(S) e)
+    R(S) = mean_k X_k / (mean_k max_{i in S} f_ik (m_i x_i + b_i κ_i) + c + ρ(S) e)
 
-x is LB-BSP's division of X among S, the exact optimum at the median paces of each ``_BLOCK`` rounds. Each worker that
+x is LB-BSP's division of X_k, round k's global batch, among S: the exact optimum at the median paces of each ``_BLOCK``
+rounds, less where the batch changes. Each worker that
 stays gets a sample at least, as in production: this is how a very slow one hurts. Workers that rested in most
 rounds get samples only if the round is sooner with them. e is the mean transfer, the wait of the rank that came last.
 c is the rest of a round, which the workers that stay pay, too.
@@ -105,14 +106,15 @@ class Worth:
     """True if a run does not tell the fixed cost of a micro-batch, and it matters."""
 
 
-def worth_of_run(machines: Replay, global_batch: int) -> Worth:
-    """Return what the ranks of a recorded run are worth."""
+def worth_of_run(machines: Replay, global_batch: int | None = None) -> Worth:
+    """Return what the ranks of a recorded run are worth; ``global_batch``: in rounds of as many samples instead."""
     run = machines.run
     limits = run.limit[-1].astype(np.float64)
     waits = run.wait_s[list(machines.kept)]
     rests = np.median(run.plan[list(machines.kept)], axis=0) == 0
     variants = [machines.cluster, *(other for other in machines.extremes if other != machines.cluster)]
-    recorded = [_Machines(cluster, waits, limits, rests, global_batch) for cluster in variants]
+    totals = np.array(machines.totals) if global_batch is None else np.full(machines.rounds, global_batch)
+    recorded = [_Machines(cluster, waits, limits, rests, totals) for cluster in variants]
     luck, slack = 1.0 + machines.rate_error, 1.0 + LBBSP().tolerance
 
     @cache
@@ -123,7 +125,7 @@ def worth_of_run(machines: Replay, global_batch: int) -> Worth:
     found = _worth(rates, recorded[0].alone_s, slack)
     whole = rates(tuple(range(run.workers)))
     middle = np.array([rates(_but(run.workers, each.worker))[:, 1] for each in found.each])
-    round_s = global_batch / found.all.likely
+    round_s = float(totals.mean()) / found.all.likely
     return replace(
         found,
         transfer_open=run.workers > 2 and recorded[0].transfer_s > (_OPEN - 1.0) * round_s,
@@ -180,13 +182,17 @@ class _Machines:
     """The machines of a replay, asked for the rates of some of them."""
 
     def __init__(
-        self, cluster: Cluster, waits: Floats, limits: Floats, rests: NDArray[np.bool_], global_batch: int
+        self, cluster: Cluster, waits: Floats, limits: Floats, rests: NDArray[np.bool_], totals: NDArray[np.int64]
     ) -> None:
         variations = [variation for worker in cluster.workers for variation in worker.variation]
         assert all(isinstance(variation, Recorded) for variation in variations), "machines of a replay vary as recorded"
         self._factors = np.array([v.factors for v in variations if isinstance(v, Recorded)]).T
         self._slope_s, self._fixed_s = np.array([(w.compute.slope_s, w.compute.intercept_s) for w in cluster.workers]).T
-        self._limits, self._rests, self._total, self._count = limits, rests, global_batch, len(cluster.workers)
+        self._limits, self._rests, self._totals, self._count = limits, rests, totals, len(cluster.workers)
+        self._total = float(totals.mean())
+        blocks = np.array_split(np.arange(len(totals)), math.ceil(len(totals) / _BLOCK))
+        begins = [*(block[0] for block in blocks), *(np.flatnonzero(np.diff(totals)) + 1)]
+        self._ends = np.unique(begins)[1:]
         rest_s = np.array(cluster.network.recorded_s)
         last_s = np.where((waits >= 0) & np.isfinite(waits), waits, np.inf).min(axis=1)
         known = np.isfinite(last_s)
@@ -219,9 +225,10 @@ class _Machines:
     def _computing_s(self, stay: list[int]) -> float:
         """Return the mean seconds until the last of these workers is done."""
         slope_s, fixed_s, total_s = self._slope_s[stay], self._fixed_s[stay], 0.0
-        for factors in np.array_split(self._factors[:, stay], math.ceil(len(self._factors) / _BLOCK)):
+        blocks = zip(*(np.split(each, self._ends) for each in (self._factors[:, stay], self._totals)), strict=True)
+        for factors, totals in blocks:
             pace = np.median(factors, axis=0)
-            equal, beta = equal_plan(len(stay), self._total), fixed_s / slope_s
+            equal, beta = equal_plan(len(stay), int(totals[0])), fixed_s / slope_s
             speeds = 1.0 / (pace * slope_s * (1.0 + beta / equal.typical_size))
             costs = AffineCosts(speeds, beta, equal.typical_size, 1, 1)
             plan = costs.divided(equal, None, self._limits[stay]).within(self._limits[stay])

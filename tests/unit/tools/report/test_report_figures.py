@@ -438,3 +438,13 @@ def test_what_is_missing_from_a_run_is_noted():
     assert "or one that cannot be true, are left out: 1." in notes
     assert "No speed is known of rank 1" in notes
     assert "they rest on 5 rounds" in notes
+
+
+def test_the_noise_scale_is_that_of_the_last_rounds_or_not_known():
+    """One that was lost in noise since is old, and the last one alone is a matter of chance."""
+    scales = np.concatenate([np.full(150, 300.0), np.zeros(50)])
+    columns = {"samples": [[10, 10]] * 200, "compute_s": [[1, 2]] * 200, "elapsed_s": [2.5] * 200}
+    lost = replace(run_of(**columns), noise_scale=scales)
+    assert np.isnan(figures(lost, replayed=False).noise_scale)
+    grown = replace(lost, noise_scale=np.concatenate([np.full(180, 300.0), np.full(19, 800.0), [5000.0]]))
+    assert figures(grown, replayed=False).noise_scale == 800.0
