@@ -1,7 +1,7 @@
 r"""All figures of a report, from a recorded run: a pure function ``figures(run)``.
 
 ``attribution`` has the mathematics of where the time went and which rank cost how much, ``speeds`` that of speeds,
-forecasts and scores. ``changed_rounds`` finds what changed, ``alternatives`` what another split would have made. With
+forecasts and scores, ``alternatives`` what another split would have made. With
 E = sum_k e_k over the rounds that count, and T_k the ideal:
 
     slowdown            E / sum_k T_k: 1 for a run in which all ranks compute all the time
@@ -25,7 +25,6 @@ import numpy.typing as npt
 from hvd_hetero.telemetry.run import Run
 from hvd_hetero.tools.report.alternatives import Alternatives, alternatives
 from hvd_hetero.tools.report.attribution import KINDS, Attribution, Shares, attribute, shares
-from hvd_hetero.tools.report.changed_rounds import Change, changes
 from hvd_hetero.tools.report.over_time import Curves, Heat, block_means, heat, series, starts
 from hvd_hetero.tools.report.speeds import forecast_errors, mean_speed, own_best, speeds
 from hvd_hetero.tools.report.work import LONGEST_ROUND_S, Work, counted, work
@@ -113,8 +112,6 @@ class Figures:
     """Share of the time that the ideal takes: 1 / slowdown."""
     ranks: RankFigures
     over_time: OverTime
-    changes: tuple[Change, ...]
-    changes_left_out: int
     alternatives: Alternatives | None
     no_alternatives: str
     """Why there are no alternatives."""
@@ -147,7 +144,6 @@ def figures(run: Run, *, replayed: bool = True) -> Figures:
             raise ValueError(
                 "no rank has a round with samples and a computing time that can be true, so there is nothing to report"
             )
-        told, left_out = changes(run, found.measured)
         share = shares(lost, counts)
         elapsed_s = float(lost.elapsed_s[counts].sum())
         samples = run.samples[counts].sum(axis=0)
@@ -168,8 +164,6 @@ def figures(run: Run, *, replayed: bool = True) -> Figures:
             ideal=share.ideal,
             ranks=_ranks(run, done, lost.own_s, share, found, counts),
             over_time=_over_time(run, lost, found, counts),
-            changes=tuple(told),
-            changes_left_out=left_out,
             **_replayed(run, replayed),
         )
 

@@ -24,7 +24,6 @@ from hvd_hetero.tools.report.tables import (
     MOST_RANKS,
     alternatives_table,
     causes_table,
-    changes_table,
     comparison_table,
     kinds_table,
     ranks_table,
@@ -112,8 +111,6 @@ def _shown(report: Report, scales: Scales) -> dict[str, Any]:
         "worth_told": " ".join(worth_sentences(worth, report.verdict.next))
         if worth
         else f"Unknown: {found.no_alternatives}",
-        "changes": changes_table(found),
-        "changes_left_out": found.changes_left_out,
         "pictures": pictures(found, scales),
     }
 

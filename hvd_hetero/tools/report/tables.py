@@ -18,7 +18,6 @@ __all__ = [
     "MOST_RANKS",
     "alternatives_table",
     "causes_table",
-    "changes_table",
     "comparison_table",
     "kinds_table",
     "ranks_table",
@@ -118,12 +117,6 @@ def alternatives_table(found: Figures) -> Table:
         )
     shares = [rate / fastest, *(each.samples_per_s / fastest for each in found.alternatives.each)]
     return Table(headings, tuple(rows), {1: shares}, spare=frozenset({3}))
-
-
-def changes_table(found: Figures) -> Table:
-    """Return the table of what changed, and when."""
-    rows = tuple((str(change.round), change.kind, change.text) for change in found.changes)
-    return Table(("round", "what", "how"), rows, words=frozenset({1, 2}))
 
 
 def causes_table(report: Report) -> Table:

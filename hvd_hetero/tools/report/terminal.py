@@ -12,7 +12,6 @@ from hvd_hetero.tools.report.tables import (
     MOST_RANKS,
     alternatives_table,
     causes_table,
-    changes_table,
     comparison_table,
     kinds_table,
     ranks_table,
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["write_summary", "write_worth"]
 
-_CAUSES, _CHANGES = 4, 8
+_CAUSES = 4
 _FULL_WIDTH = 110  # a narrower terminal goes without the spare columns, as a phone does
 
 
@@ -72,11 +71,6 @@ def _write(console: Console, report: Report) -> None:
     console.print(Text(replay_note(found), style="dim"))
     if (worth := report.worth) is not None:
         write_worth(console, worth, report.prices, said=report.verdict.next)
-    if found.changes:
-        changes = changes_table(found)
-        _table(console, Table(changes.headings, changes.rows[:_CHANGES], words=changes.words))
-        if (more := len(changes.rows) - _CHANGES + found.changes_left_out) > 0:
-            console.print(Text(f"{more} more change{'s' if more > 1 else ''}.", style="dim"))
     console.print()
 
 

@@ -10,7 +10,6 @@ import pytest
 from recorded_runs import finished, recovery_of, write
 
 from hvd_hetero.telemetry import Telemetry, read_run
-from hvd_hetero.tools.report.changed_rounds import changes
 
 
 def recovered(path, workers=2, at=0, rounds=4, every=1):
@@ -93,14 +92,3 @@ def test_a_line_that_is_none_is_named(tmp_path, change, message):
     path.write_text("\n".join([header, json.dumps(row), *rest, ""]))
     with pytest.raises(ValueError, match=message):
         read_run(path)
-
-
-def test_a_report_tells_of_a_change_of_ranks(tmp_path):
-    recovered(tmp_path / "run.jsonl", workers=3, at=1).close()
-    run = read_run(tmp_path / "run.jsonl")
-    told, _ = changes(run, run.samples_per_s)
-    assert [(change.round, change.kind) for change in told] == [(1, "ranks")]
-    assert told[0].text == (
-        "the ranks met again: 3 ranks go on, rank 2 of them new; "
-        "the first round was over 9.9 s after a change was noticed"
-    )

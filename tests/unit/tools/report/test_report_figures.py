@@ -1,4 +1,4 @@
-"""Speeds and forecasts, changes, other splits, verdicts: what a report says of runs whose truth is known."""
+"""Speeds and forecasts, other splits, verdicts: what a report says of runs whose truth is known."""
 
 from dataclasses import replace
 
@@ -121,23 +121,6 @@ def test_forecasts_of_ranks_that_know_their_fixed_cost_are_for_the_typical_size(
     run = steady(compute_s=[[0.3, 0.3]] * 60, elapsed_s=[0.3] * 60, fixed_samples=[[10, 10]] * 60)
     run = replace(run, plan=np.full_like(run.plan, 20), samples_per_s=np.full((60, 2), 20 / 0.3))
     assert figures(run, replayed=False).ranks.forecast_error == pytest.approx([0, 0])
-
-
-def test_changes_of_split_speed_and_memory_are_told():
-    samples = np.array([[20, 20]] * 20 + [[26, 14]] * 40)
-    seconds = samples / [20.0, 10.0] * np.where(np.arange(60) < 40, 1.0, 2.0)[:, None] ** [0, 1]
-    limit = np.array([[0, 0]] * 30 + [[0, 12]] * 30)
-    found = figures(run_of(samples, seconds, seconds.max(axis=1), limit=limit), replayed=False).changes
-    assert [(change.round, change.kind) for change in found] == [(21, "split"), (31, "memory"), (41, "speed")]
-    texts = [change.text for change in found]
-    assert texts[0] == "batches 20 : 20 → 26 : 14"
-    assert texts[1].startswith("rank 1 ran out of memory; its micro-batches have 12 samples")
-    assert texts[2] == "rank 1 became 2.0 times slower"
-
-
-def test_a_steady_run_changes_in_nothing(tmp_path):
-    run = recorded(tmp_path / "run.jsonl", BSP())
-    assert figures(run, replayed=False).changes == (), "scatter of 2 % and short last rounds are no change"
 
 
 def test_equal_batches_and_the_best_split_from_a_balanced_run_are_those_of_such_runs(tmp_path):
