@@ -1,18 +1,15 @@
-"""Recoveries of elastic jobs by step, from the telemetry of each membership and the marks of faults."""
+"""Recoveries of elastic jobs, from the telemetry of each membership, its ranks' logs, and the marks of faults."""
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-
-from hvd_hetero.telemetry import Recovery, read_run
-from hvd_hetero.telemetry.recoveries import STEPS
-
-_COLUMNS = ("notice", *STEPS, "in all")
+from hvd_hetero.telemetry import read_run
 
 
 @dataclass(frozen=True)
@@ -23,70 +20,53 @@ class Change:
     """Number of the membership that it led to."""
     before: int
     """Ranks before it."""
-    recovery: Recovery
-    killed_at: float | None
-    """Time at which the latest rank was killed before the first survivor noticed; None: no rank was killed."""
-
-    @property
-    def after(self) -> int:
-        """Ranks after it."""
-        return len(self.recovery.total_s)
+    after: int
+    recovered_s: float
+    """Seconds from noticing it to the end of the first round, on rank 0."""
+    from_kill_s: float
+    """Seconds from the latest kill to the end of the first round; NaN: no rank was killed."""
 
     @property
     def kind(self) -> str:
         """Name the change, as the table does."""
-        return "kill" if self.killed_at is not None else "join" if self.recovery.joined.any() else "other"
-
-    def rows(self, *, newcomers: bool) -> list[dict[str, float]]:
-        """Return the seconds of each step of each survivor, or of each newcomer; in all from the kill on."""
-        steps, found = self.recovery.steps, []
-        for rank in np.flatnonzero(self.recovery.joined == newcomers).tolist():
-            row = {step: float(seconds[rank]) for step, seconds in steps.items() if np.isfinite(seconds[rank])}
-            row["in all"] = float(self.recovery.total_s[rank])
-            if self.killed_at is not None and not newcomers:
-                row["notice"] = float(self.recovery.noticed_at[rank]) - self.killed_at
-                row["in all"] += row["notice"]
-            found.append(row)
-        return found
+        if not math.isnan(self.from_kill_s):
+            return "kill"
+        return "join" if self.after > self.before else "other"
 
 
-def changes(directory: Path, sizes: dict[int, int]) -> list[Change]:
+def changes(directory: Path, sizes: dict[int, int], events: Iterable[dict[str, Any]]) -> list[Change]:
     """Return the changes of a job, whose memberships had so many ranks each, in order of time."""
     struck = [mark.read_text().split() for mark in directory.glob("fault.*")]  # when, in which process, what
     killed_at = sorted(float(at) for at, _, kind in struck if kind == "kill")
+    ended = [(event["membership"], event["now_s"]) for event in events if "finished" in event]
     found: list[Change] = []
-    ended_at = 0.0
-    before: int | None = None
+    before, former_at = 0, 0.0
     for membership, ranks in sorted(sizes.items()):
         file = directory / f"run.{membership}.telemetry"
-        recovery = next(iter(read_run(file).recoveries), None) if file.exists() else None
-        if recovery is not None and before is not None and np.isfinite(recovery.noticed_at).any():
-            noticed_at = float(np.nanmin(recovery.noticed_at))
-            kills = [at for at in killed_at if ended_at < at <= noticed_at]
-            found.append(Change(membership, before, recovery, kills[-1] if kills else None))
-            ended_at = float(np.nanmax(recovery.noticed_at))
+        first_at = min((at for number, at in ended if number == membership), default=math.nan)
+        recovered_s = read_run(file).recovered_s[:1] if file.exists() else ()
+        if before and sum(recovered_s):
+            kills = [at for at in killed_at if former_at < at <= first_at]
+            from_kill_s = first_at - kills[-1] if kills else math.nan
+            found.append(Change(membership, before, ranks, float(recovered_s[0]), from_kill_s))
+            former_at = first_at
         before = ranks
     return found
 
 
 def table(found: Iterable[Change]) -> str:
-    """Return the table of recoveries by step: median and longest, over all ranks that went through them."""
-    groups: dict[tuple[str, int, bool], list[Change]] = {}
+    """Return the table of recoveries: median and longest."""
+    groups: dict[tuple[str, int], list[Change]] = {}
     for change in found:
-        for newcomers in (False, True):
-            if change.rows(newcomers=newcomers):
-                ranks = change.before if change.kind == "kill" else change.after
-                groups.setdefault((change.kind, ranks, newcomers), []).append(change)
-    names = " | ".join(column.replace("_", " ") for column in _COLUMNS)
-    lines = [f"| ranks | who | times | {names} |", "|---|---|---:|" + "---:|" * len(_COLUMNS)]
+        groups.setdefault((change.kind, change.before if change.kind == "kill" else change.after), []).append(change)
+    lines = ["| ranks | times | since it was noticed | since the kill |", "|---|---:|---:|---:|"]
     words = {"kill": "killed, of", "join": "joined, now", "other": "neither, now"}
-    for (kind, ranks, newcomers), group in sorted(groups.items(), key=lambda item: (item[0][0] != "kill", item[0])):
-        rows = [row for change in group for row in change.rows(newcomers=newcomers)]
-        cells = [_cell([row[column] for row in rows if column in row]) for column in _COLUMNS]
-        who = "newcomers" if newcomers else "survivors"
-        lines.append(f"| {words[kind]} {ranks} | {who} | {len(group)} | {' | '.join(cells)} |")
+    for (kind, ranks), group in sorted(groups.items(), key=lambda item: (item[0][0] != "kill", item[0])):
+        noticed = _cell([change.recovered_s for change in group])
+        killed = _cell([change.from_kill_s for change in group])
+        lines.append(f"| {words[kind]} {ranks} | {len(group)} | {noticed} | {killed} |")
     return "\n".join(lines)
 
 
 def _cell(seconds: Sequence[float]) -> str:
-    return f"{statistics.median(seconds):.2f}, {max(seconds):.2f}" if seconds else "-"
+    return "-" if math.isnan(seconds[0]) else f"{statistics.median(seconds):.2f}, {max(seconds):.2f}"

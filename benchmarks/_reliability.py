@@ -40,9 +40,7 @@ class Record:
     ends: list[dict[str, Any]]
     """Outcome of each process that came to the end."""
     changes: list[Change]
-    """Changes of the ranks, with the steps of each recovery."""
-    first_rounds: dict[int, dict[int, float]]
-    """Time at which each rank of a membership had finished its first round, in seconds since 1970."""
+    """Changes of the ranks, with the seconds of each recovery."""
 
     @property
     def needs_s(self) -> list[list[float]]:
@@ -126,19 +124,8 @@ def read(directory: Path) -> Record:
             for number in numbers
         ],
         ends=[event for event in events if "parameters" in event],
-        changes=changes(directory, sizes),
-        first_rounds={number: _first_rounds(events, number) for number in numbers},
+        changes=changes(directory, sizes, events),
     )
-
-
-def _first_rounds(events: list[dict[str, Any]], membership: int) -> dict[int, float]:
-    found = [event for event in events if event.get("membership") == membership]
-    ranks = {event["process"]: event["rank"] for event in found if "begins" in event}
-    first: dict[int, float] = {}
-    for event in found:
-        if "finished" in event:
-            first.setdefault(ranks[event["process"]], event["now_s"])
-    return first
 
 
 def faults_of(record: Record, samples: int, epochs: int) -> str | None:

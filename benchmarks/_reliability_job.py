@@ -66,11 +66,11 @@ class Clock:
 def told() -> None:
     """Let the log show how long each recovery took."""
     logging.basicConfig(level=logging.WARNING)
-    logging.getLogger("hvd_hetero.recovery").setLevel(logging.INFO)
+    logging.getLogger("hvd_hetero.elastic").setLevel(logging.INFO)
 
 
 def telemetry(job: dict[str, Any], membership: int) -> str:
-    """Return the file of a membership's records, which have the steps of its recovery."""
+    """Return the file of a membership's records, which have the seconds of its recovery."""
     return str(Path(job["directory"]) / f"run.{membership}.telemetry")
 
 

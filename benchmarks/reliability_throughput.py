@@ -15,7 +15,7 @@ Samples of rounds that were lost and done again count once. What a rank computes
 All ranks work less while one is missing, so even without any loss at a fault the share is below 1: n ranks of which
 one is missing for s seconds in every T keep 1 - s / (n T).
 
-The second table has each recovery by step, from the telemetry of the same launches, as in `reliability.py`.
+The second table has how long recoveries took, from the telemetry of the same launches, as in `reliability.py`.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def run(ranks: int, spares: int, options: argparse.Namespace) -> Outcome:
         sizes = {event["membership"]: event["size"] for event in events if "begins" in event}
         begin = float((directory / "begins").read_text())
         struck = len(list(directory.glob("fault.*")))
-        changes = _recoveries.changes(directory, sizes)
+        changes = _recoveries.changes(directory, sizes, events)
     ends_at = [begin, begin + options.calm, begin + options.calm + options.seconds]
     before, during, after = rates(events, [*ends_at, ends_at[-1] + options.calm])
     return Outcome(ranks, spares, struck, before, during, after, changes)
@@ -134,9 +134,9 @@ def main() -> int:
     for ranks, spares in itertools.product(options.ranks, options.spares):
         done.append(run(ranks, spares, options))
         print(table(done[-1:]), flush=True)
-    by_step = _recoveries.table(change for each in done for change in each.changes)
+    recoveries = _recoveries.table(change for each in done for change in each.changes)
     text = (
-        f"{table(done)}\n\nRecovery by step, median and longest s:\n\n{by_step}\n\n"
+        f"{table(done)}\n\nRecoveries, median and longest s:\n\n{recoveries}\n\n"
         "How each figure comes about: the docstring of `benchmarks/reliability_throughput.py`."
     )
     print(text)

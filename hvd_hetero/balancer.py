@@ -148,11 +148,6 @@ class Balancer:
         self._planner.epoch_samples = math.inf if samples is None else samples
 
     @property
-    def since_round_s(self) -> float:
-        """Seconds since the latest round was agreed; NaN before the first one."""
-        return float("nan") if self.finished is None else self._clock() - self._agreed_at
-
-    @property
     def lead(self) -> int:
         """How many rounds ahead plans are fixed."""
         return self._planner.lead

@@ -19,6 +19,7 @@ import functools
 import logging
 import math
 import sys
+import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -26,7 +27,6 @@ from typing import Any, NamedTuple
 from hvd_hetero.balancer import Balancer
 from hvd_hetero.commits import CommitPace, Every
 from hvd_hetero.communication.wire import Wire
-from hvd_hetero.recovery import RecoveryClock
 from hvd_hetero.session import Session
 
 __all__ = ["Member", "Survival"]
@@ -177,8 +177,8 @@ class Member:
         """The adapter's session of the training that is followed."""
         self._former: Callable[[], Any] = lambda: None
         """A function that returns the former session, while it exists."""
-        self._recovery = RecoveryClock()
-        self._tells = False  # whether to record a recovery once its ranks agree; the same on all
+        self._noticed_at: float | None = None
+        """When this rank noticed a change of ranks, until the first round after it is over; monotonic seconds."""
         super().__init__(functools.partial(self._from_rank_0, broadcast), rank, **values)  # type: ignore[call-arg]
         self._save_values()
 
@@ -210,19 +210,16 @@ class Member:
     def restore(self) -> None:
         """Go back to the last commit; after a failure, as soon as Horovod is up again (``reset``)."""
         if isinstance(sys.exception(), self._failure):
-            self._notice(failed=True)
+            self._notice()
             self._leave()
             self._hang_up()  # first, because others may wait for this rank; values may ask Horovod, so later
-            self._recovery.over("leave")
         else:
             self._leave()
             self._go_back()
 
     def reset(self) -> None:
         """Go back to the last commit: the membership has changed (Horovod calls this on survivors)."""
-        if not self._recovery.running:
-            self._notice(failed=False)
-        self._recovery.over("rendezvous")
+        self._notice()
         # Also if nothing has failed, and hosts were checked without a commit: the place in the data is the commit's, so
         # all rounds since then are done again.
         self._leave()
@@ -237,7 +234,7 @@ class Member:
         except Exception as interrupt:
             if hasattr(interrupt, "skip_sync"):  # HostsUpdatedInterrupt, of a package that is not imported here
                 interrupt.skip_sync = False
-                self._notice(failed=False)
+                self._notice()
             raise
 
     def _from_rank_0(self, broadcast: Callable[[Any], Any], value: Any) -> Any:
@@ -250,9 +247,20 @@ class Member:
             return False
         return self._pace.is_due(every, self._session.balancer.rounds - self._survival.rounds)
 
-    def _notice(self, *, failed: bool) -> None:
-        since_round_s = math.nan if self._session is None else self._session.balancer.since_round_s
-        self._recovery.notice(since_round_s, failed=failed)
+    def _notice(self) -> None:
+        if self._noticed_at is None:  # else another rank was lost before the first round: the recovery goes on
+            self._noticed_at = time.monotonic()
+
+    def _recovered(self, session: Any) -> None:
+        """Say how long it took from noticing the change of ranks until the end of the round that is over now."""
+        assert self._noticed_at is not None, "the caller has looked"
+        took_s, self._noticed_at = time.monotonic() - self._noticed_at, None
+        balancer = session.balancer
+        logger.info(
+            "rank %d of %d recovered in %.2f s: round %d is over", balancer.rank, balancer.workers, took_s,
+            balancer.finished.round,
+        )  # fmt: skip
+        session.note_recovery(took_s)
 
     def _go_back(self) -> None:
         self._load_parts()
@@ -263,7 +271,6 @@ class Member:
         """Return rank 0's state; the first collective call of a membership."""
         self._leave()
         self._pace.begin()
-        self._recovery.arrive()
         return self._survival.share(wire)
 
     def _have_heard(self, shared: Shared) -> None:
@@ -271,10 +278,6 @@ class Member:
         self._survival.accept(shared)
         self._save_parts()
         self._save_values()
-        self._tells = shared.resets > 0
-        if not self._tells:  # all ranks have begun together
-            self._recovery.stop()
-        self._recovery.over("broadcast")
 
     def _leave(self) -> None:
         session, self._session = self._session, None
@@ -294,11 +297,9 @@ class Member:
         self._leave()
         self._session = session  # to be let go of from here on, whatever fails
         self._scale_rates(self._survival.rate_factor(session.balancer.global_batch, scales=self.scale_learning_rate))
-        same = self._survival.take_up(session.balancer, session.wire, session.prefix)
-        if self._tells:
-            self._tells = False
-            self._recovery.agreed(session)
-        return same
+        if self._noticed_at is not None:
+            session.balancer.next_round_over = functools.partial(self._recovered, session)
+        return self._survival.take_up(session.balancer, session.wire, session.prefix)
 
     def _save_values(self) -> None:
         self._saved_state = copy.deepcopy(self._saved_state)

@@ -17,7 +17,7 @@ from hvd_hetero.measurement.readings import ResourceMeter
 from hvd_hetero.measurement.speed_meter import SpeedMeter
 from hvd_hetero.policies.policy import Policy
 from hvd_hetero.policies.policy_names import resolve_policy
-from hvd_hetero.telemetry.records import Listener, Record, Recorder
+from hvd_hetero.telemetry.records import Listener, Recorder
 from hvd_hetero.watchdog import Patience, Watchdog
 
 if TYPE_CHECKING:
@@ -167,10 +167,10 @@ class Session:
             self._recorder.add(function, every)
             self._record()
 
-    def note_recovery(self, recovery: Record) -> None:
-        """Put the steps of a change of ranks into the record of the round that ends, the first one after it."""
+    def note_recovery(self, recovered_s: float) -> None:
+        """Put the seconds of a recovery into the record of the round that ends, the first one after it."""
         if self.balancer.observer is not None:
-            self._recorder.recovery = recovery
+            self._recorder.recovered_s = recovered_s
 
     def close(self) -> None:
         """Finish the telemetry and the watchdog. Done by itself when the process ends."""

@@ -6,10 +6,9 @@ from hvd_hetero.lazy import lazily
 
 if TYPE_CHECKING:
     from hvd_hetero.telemetry.records import SCHEMA, VERSION, Record, Recorder
-    from hvd_hetero.telemetry.recoveries import Recovery
     from hvd_hetero.telemetry.run import Run, read_run
     from hvd_hetero.telemetry.writer import Telemetry, TelemetryWriter
 
-__all__ = ["SCHEMA", "VERSION", "Record", "Recorder", "Recovery", "Run", "Telemetry", "TelemetryWriter", "read_run"]
+__all__ = ["SCHEMA", "VERSION", "Record", "Recorder", "Run", "Telemetry", "TelemetryWriter", "read_run"]
 
 __getattr__ = lazily(__name__)

@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from hvd_hetero.telemetry.files import named, open_file
-from hvd_hetero.telemetry.recoveries import Recovery, read_recovery
 from hvd_hetero.telemetry.strict import LARGEST, number, refuse, short
 
 __all__ = ["LONGEST_LINE", "MOST_FIGURES", "Lines", "read_lines"]
@@ -38,8 +37,6 @@ class Lines(NamedTuple):
     """(rounds,) of each key of a round, (rounds, ranks) of each key of the ranks."""
     cut_short: bool
     """The file ends within a line, which is left out."""
-    recoveries: list[Recovery]
-    """The recoveries that ended with one of these rounds."""
 
 
 def read_lines(
@@ -65,7 +62,6 @@ def read_lines(
     columns = {n: array("q" if t is np.int64 else "d") for n, t in {**per_round, **per_rank}.items()}
     each: list[int] = []  # rounds of each line
     before, total, cut_short = -1, 0, False
-    recoveries: list[Recovery] = []
     for at, line in enumerate(lines, start=2):
         if not line.endswith(b"\n"):
             cut_short = True
@@ -88,8 +84,6 @@ def read_lines(
         if not 1 <= each[-1] <= columns["round"][-1] - before:
             refuse(f"{source}: rounds", f"a whole number from 1 to {columns['round'][-1] - before}", each[-1])
         before = columns["round"][-1]
-        if "recovery" in row:
-            recoveries.append(read_recovery(row["recovery"], before, workers, f"{source}: recovery"))
         for name, kind in per_rank.items():
             if name not in row and name in optional:
                 columns[name].frombytes(bytes(8 * workers))
@@ -108,7 +102,7 @@ def read_lines(
         counts = np.array(each)
         shaped = {name: np.repeat(column, counts, axis=0) for name, column in shaped.items()}
         shaped["round"] -= np.repeat(counts.cumsum(), counts) - 1 - np.arange(total)
-    return Lines(header, shaped, cut_short, recoveries)
+    return Lines(header, shaped, cut_short)
 
 
 def _lines(path: Path) -> Iterator[bytes]:

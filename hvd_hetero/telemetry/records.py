@@ -109,7 +109,7 @@ class Recorder:
         """Round of the table before: a table may tell of several rounds."""
         self._since = -1
         """The same, of the held record."""
-        self.recovery: Record | None = None
+        self.recovered_s: float | None = None
         """What goes into the record of the round that ends; such a round is recorded whatever ``every`` is."""
         self._listeners: list[_Listening] = []
         if file is not None:
@@ -127,12 +127,12 @@ class Recorder:
         """Take a finished round, and hand out the previous one, which is now complete."""
         if self._held is not None:
             self._complete(finished.table)
-        recovery, self.recovery = self.recovery, None
+        recovered_s, self.recovered_s = self.recovered_s, None
         since = finished.round - 1
         if self._former is not None and self._former < since:  # else an earlier state was loaded
             since = self._former
         self._former = finished.round
-        if recovery is None and not any(_due(finished.round, since, each) for each in self._listeners):
+        if recovered_s is None and not any(_due(finished.round, since, each) for each in self._listeners):
             return
         self._since = since
         self._held = {
@@ -147,8 +147,8 @@ class Recorder:
         if finished.round - since > 1:
             self._held["rounds"] = finished.round - since
         self._laps = finished.table.figures("lap_s")
-        if recovery is not None:
-            self._held["recovery"] = recovery
+        if recovered_s is not None:
+            self._held["recovered_s"] = recovered_s
 
     def close(self) -> None:
         """Hand out the last round, as far as it is known, and close the listeners. A second call does nothing."""
@@ -187,7 +187,7 @@ class Recorder:
         record, self._held = {**self._held, "wait_s": wait_s}, None
         number = record["round"]
         for each in tuple(self._listeners):
-            if not _due(number, self._since, each) and "recovery" not in record:
+            if not _due(number, self._since, each) and "recovered_s" not in record:
                 continue
             given = record if each.ours else _copy(record)
             if not _went_well(each.listener, each.listener, given):
@@ -202,8 +202,7 @@ def _due(round: int, since: int, listening: _Listening) -> bool:
 
 def _copy(record: Record) -> Record:
     """Return a copy for one listener, which may change it: others get what was measured."""
-    own = {name: value.copy() if isinstance(value, list) else value for name, value in record.items()}
-    return own | {"recovery": _copy(record["recovery"])} if "recovery" in record else own
+    return {name: value.copy() if isinstance(value, list) else value for name, value in record.items()}
 
 
 def _close(listener: Listener) -> None:

@@ -10,7 +10,6 @@ import numpy.typing as npt
 
 from hvd_hetero.telemetry.reader import read_lines
 from hvd_hetero.telemetry.records import COSTS, COUNTS, FIGURES, HINDRANCES, SCHEMA, SOMETIMES, VERSION
-from hvd_hetero.telemetry.recoveries import Recovery
 
 __all__ = ["Run", "read_run"]
 
@@ -82,14 +81,14 @@ class Run:
     """Time of the latest rank with samples divided by number, over what it is by cost."""
     noise_scale: npt.NDArray[np.float64]
     """The batch at which the gradient's noise is as large as the gradient; 0: not known."""
+    recovered_s: npt.NDArray[np.float64]
+    """Seconds of the recovery that ended with this round, on rank 0; 0: there was none."""
     every: int = 1
     """The interval of the recorded rounds (``Telemetry(every=…)``)."""
     first_round: int = 0
     """The file's first round, which pays for the start; a resumed job counts on, so it need not be 0."""
     cut_short: bool = False
     """True if the file ends within a line, which is left out."""
-    recoveries: tuple[Recovery, ...] = ()
-    """How long changes of ranks took, step by step."""
 
     def after(self, rounds: int) -> Run:
         """Return the run without its first ``rounds``, recorded or not."""
@@ -98,7 +97,7 @@ class Run:
     def take(self, rounds: slice | npt.NDArray[np.bool_]) -> Run:
         """Return the run with these rounds only."""
         kept = {n: getattr(self, n)[rounds] for n in (*_PER_ROUND, *_PER_RANK)}
-        return replace(self, **kept, recoveries=tuple(r for r in self.recoveries if r.round in kept["round"]))
+        return replace(self, **kept)
 
     @property
     def left_out(self) -> str:
@@ -128,6 +127,7 @@ _PER_ROUND: dict[str, type] = {
     "epoch": np.int64,
     "elapsed_s": np.float64,
     "noise_scale": np.float64,
+    "recovered_s": np.float64,
 }
 _PER_RANK: dict[str, type] = {
     **dict.fromkeys(("plan", *COUNTS), np.int64),
@@ -139,7 +139,8 @@ _PER_RANK: dict[str, type] = {
 
 def read_run(path: str | Path) -> Run:
     """Read a telemetry file. A last line cut short, as a killed run leaves it, is ignored."""
-    read = read_lines(path, SCHEMA, VERSION, _PER_ROUND, _PER_RANK, frozenset({*SOMETIMES, "noise_scale"}))
+    optional = frozenset({*SOMETIMES, "noise_scale", "recovered_s"})
+    read = read_lines(path, SCHEMA, VERSION, _PER_ROUND, _PER_RANK, optional)
     rounds = read.columns["round"]
     return Run(
         policy=read.header["policy"],
@@ -149,5 +150,4 @@ def read_run(path: str | Path) -> Run:
         every=read.header["every"],
         first_round=int(rounds[0]) if len(rounds) else 0,
         cut_short=read.cut_short,
-        recoveries=tuple(read.recoveries),
     )

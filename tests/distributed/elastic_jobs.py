@@ -10,8 +10,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from hvd_hetero.testing import Elastic
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -65,21 +63,12 @@ def require_two_survivors(reports: Any, record: Any, said: str, epochs: int) -> 
     assert said.count("2 ranks go on after round") == 1
 
 
-def require_steps_of_the_recovery(record: Any, said: str) -> None:
-    """Of two survivors of three: in the record and in the log, without a gap until their first round was over."""
+def require_a_recovery_told(record: Any, said: str) -> None:
+    """Of two survivors of three: in the record of the first round and in the log, and no longer than since the kill."""
     (change,) = record.changes
     assert (change.kind, change.before, change.after) == ("kill", 3, 2)
-    told = change.recovery
-    steps = {name: seconds for name, seconds in told.steps.items() if name != "start"}
-    np.testing.assert_allclose(sum(steps.values()), told.total_s, atol=1e-4)
-    assert not told.joined.any()
-    assert all((seconds > 0).all() for seconds in steps.values())
-    assert (told.noticed_at > change.killed_at).all()
-    # By other clocks, in each rank's own log. Rank 0's time of the first round stands for that of rank 1.
-    first_rounds = record.first_rounds[change.membership]
-    off_s = told.noticed_at + told.total_s - [first_rounds[0], first_rounds[1]]
-    assert (abs(off_s) < 3.0).all(), "another moment altogether"
-    assert said.count("s after it noticed a change of ranks: leaving") == 2
+    assert 0 < change.recovered_s < change.from_kill_s + 3.0, "by two clocks"
+    assert said.count(" of 2 recovered in ") == 2
 
 
 def late_after_a_join(record: Any) -> float:
@@ -102,8 +91,8 @@ def require_every_sample_once(reports: Any, record: Any) -> None:
     assert len(set(visits[last])) == len(visits[last])
     (change,) = record.changes
     assert change.kind == "join"
-    assert np.flatnonzero(change.recovery.joined).tolist() == record.newcomers[1]
-    assert (change.recovery.rendezvous_s[~change.recovery.joined] > 0).all()
+    assert len(record.newcomers[1]) == 1
+    assert change.recovered_s > 0
 
 
 def example_that_loses_a_rank(launch: Any, script: Path, epochs: int, **options: Any) -> tuple[str, list[int]]:

@@ -60,7 +60,7 @@ def test_a_rank_killed_in_the_middle_of_a_round_costs_no_sample_under_any_policy
     name, reports, record, said = killed
     epochs = KILLS[name][1].get("epochs", elastic_jobs.EPOCHS)
     elastic_jobs.require_two_survivors(reports, record, said, epochs)
-    elastic_jobs.require_steps_of_the_recovery(record, said)
+    elastic_jobs.require_a_recovery_told(record, said)
     assert reliability.faults_of(record, SAMPLES, epochs) is None
     assert len({each["prefix"] for each in record.memberships}) == 2, "names on the wire are others than before"
 

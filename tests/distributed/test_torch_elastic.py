@@ -88,7 +88,7 @@ def test_a_rank_killed_in_the_middle_of_a_round_costs_no_sample_under_any_policy
     name, reports, record, said = killed
     epochs = KILLS[name][1].get("epochs", elastic_jobs.EPOCHS)
     elastic_jobs.require_two_survivors(reports, record, said, epochs)
-    elastic_jobs.require_steps_of_the_recovery(record, said)
+    elastic_jobs.require_a_recovery_told(record, said)
     assert reliability.faults_of(record, SAMPLES, epochs) is None
 
 
@@ -127,7 +127,7 @@ def test_a_spare_takes_the_place_of_a_killed_rank_and_no_sample_is_lost(replaced
     reports, record, _ = replaced
     sizes = [each["size"] for each in record.memberships]
     assert sizes in ([3, 3], [3, 2, 3]), "the latter where the rank was killed before the spare had come to hvd.init()"
-    assert record.changes[-1].recovery.joined.sum() == 1
+    assert len(record.newcomers[-1]) == 1
     assert reliability.faults_of(record, SAMPLES, elastic_jobs.EPOCHS) is None
     assert len(reports) == 3
     assert len({tuple(report["parameters"]) for report in reports}) == 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from hvd_hetero.recovery import record_of
 from hvd_hetero.rounds import FinishedRound, RoundPlan, RoundReport, RoundTable
 from hvd_hetero.telemetry import TelemetryWriter
 
@@ -48,16 +47,3 @@ def recorded(path, rounds=6, workers=3, settings=None):
         writer(finished(i, workers, 0.0734567, samples=[10, 20, 30][:workers], **told))
     writer.close()
     return work, wait
-
-
-def recovery_of(workers: int, newcomers: int = 1) -> dict[str, list[float | None]]:
-    """The record of a recovery after which the last ranks are new."""
-    noticed = {"noticed_at": 1764137000.25, "noticed_s": 0.25, "leave_s": 0.5, "rendezvous_s": 8.0, "start_s": None}
-    joined = {**dict.fromkeys(noticed), "start_s": 7.5}
-    common = {"broadcast_s": 0.125, "set_up_s": 0.25, "first_round_s": None}
-    ranks = [
-        {**who, **common, "total_s": total_s}
-        for who, total_s, times in ((noticed, 8.875, workers - newcomers), (joined, 7.875, newcomers))
-        for _ in range(times)
-    ]
-    return record_of(ranks, 1.0)

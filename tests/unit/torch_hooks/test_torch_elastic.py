@@ -15,7 +15,6 @@ from torch.utils.data import IterableDataset, TensorDataset  # noqa: E402
 
 from hvd_hetero.commits import CommitPace  # noqa: E402
 from hvd_hetero.errors import RoundStateError  # noqa: E402
-from hvd_hetero.telemetry.recoveries import STEPS  # noqa: E402
 from hvd_hetero.testing import run_on_threads  # noqa: E402
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance  # noqa: E402
 from torch_hooks.elastic import TorchState  # noqa: E402
@@ -350,7 +349,7 @@ def test_a_value_that_asks_horovod_is_loaded_when_horovod_is_up_again():
     state.sync()
 
 
-def test_all_ranks_tell_how_long_each_step_of_a_recovery_took(caplog):
+def test_survivors_tell_how_long_a_recovery_took(caplog):
     """A failure on one rank, other hosts on the next one, and one that is new; the first membership tells nothing."""
     plain = torch.nn.Linear(3, 1).double()
     kept = []
@@ -383,24 +382,12 @@ def test_all_ranks_tell_how_long_each_step_of_a_recovery_took(caplog):
                 optimizer.step()
             balance.close()
 
-    with caplog.at_level(logging.INFO, "hvd_hetero.recovery"):
+    with caplog.at_level(logging.INFO, "hvd_hetero.elastic"):
         run_on_threads(case, 3)
-    assert ["recovery" in record for record in kept] == [False, False, True, False]
-    told = kept[2]["recovery"]
-    known = {key: [value is not None for value in values] for key, values in told.items()}
-    assert known == {
-        "noticed_at": [True, True, False], "noticed_s": [True, True, False], "start_s": [False, False, True],
-        "leave_s": [True, False, False], "rendezvous_s": [True, True, False], "broadcast_s": [True] * 3,
-        "set_up_s": [True] * 3, "first_round_s": [True] * 3, "total_s": [True] * 3,
-    }  # fmt: skip
-    for rank in range(3):
-        steps = [told[f"{step}_s"][rank] or 0.0 for step in STEPS]
-        assert sum(steps) == pytest.approx(told["total_s"][rank], abs=1e-4)
-    said = sorted(record.getMessage().split(",")[0].split(":")[0] for record in caplog.records)
-    assert said == [
-        "rank 0 of 3 goes on from round 0", "rank 1 of 3 goes on from round 0",
-        "rank 2 of 3 has joined from round 0 on",
-    ]  # fmt: skip
+    assert ["recovered_s" in record for record in kept] == [False, False, True, False]
+    assert 0 < kept[2]["recovered_s"] < 60
+    said = sorted(text.split(" in ")[0] for text in caplog.messages if "recovered" in text)
+    assert said == ["rank 0 of 3 recovered", "rank 1 of 3 recovered"]
 
 
 def test_hooks_of_the_former_membership_are_gone():
