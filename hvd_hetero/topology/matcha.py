@@ -3,8 +3,8 @@
 1. Split the edges of the base graph into M matchings (``edge_coloring``).
 2. Choose how often to use each, p: the best connected expected graph with sum p = budget * M (``activation``).
 3. In each round draw B_j ~ Bernoulli(p_j) from (seed, round) alone, so that every rank draws the same.
-4. Weight each drawn pair (i, j) by the partners d that its two ranks have in this round, alpha 2 / (d_i + d_j + 2), so
-   that no round makes disagreement larger.
+4. Weight each drawn pair (i, j) by the partners d that its two ranks have in this round, 2 / (d_i + d_j + 2), so that
+   no round makes disagreement larger.
 
 The pairs of one matching exchange at the same time, so a round takes as long as it has active matchings: budget is the
 share of the time that D-PSGD needs on the same graph.
@@ -12,7 +12,7 @@ share of the time that D-PSGD needs on the same graph.
 Weights. Let d_i be the number of partners of rank i in a round, and L_e the Laplacian of one edge. Over the drawn pairs
 e = (i, j),
 
-    W = I - alpha A,    A = sum_e w_e L_e,    w_e = 2 / (d_i + d_j + 2),    0 < alpha <= 1
+    W = I - alpha sum_e w_e L_e,    w_e = 2 / (d_i + d_j + 2),    0 < alpha <= 1
 
 For equal degrees d, w is D-PSGD's weight 1 / (d + 1), and two ranks without other partners take their mean.
 
@@ -23,13 +23,9 @@ Guarantee. Since (a - b)^2 <= (1 + t) a^2 + (1 + 1/t) b^2, with t = d_j / d_i an
 So in every round the eigenvalues of W are in -1 + 4 / (X + 2) ... 1, and no disagreement grows. (The weight of a rank
 to itself may be negative, as of a star's centre.)
 
-alpha. With J = 11'/n, disagreement shrinks on average by rho = || E[W'W] - J || a round, at worst. Choose
-
-    alpha = argmin rho(alpha) = argmin max over unit v orthogonal to 1 of 1 - 2 alpha v'E[A] v + alpha^2 v'E[A^2] v
-
-up to 1, with the moments of ``moments``. rho is a maximum of parabolas, hence convex; rho(0) = 1, and it falls from
-there if the graph is connected, so rho < 1. alpha is 1 but on dense bipartite graphs at large budgets (0.78 for 6 + 6
-ranks at 1).
+alpha is 1: of the alphas up to 1 that leaves a round's disagreement least, rho = || E[W'W] - 11'/n ||, on all graphs of
+``benchmarks/results/topology.md``. A smaller one, 0.78 for 6 + 6 ranks at budget 1, is better on dense bipartite graphs
+alone. rho < 1 if the graph is connected.
 
 Why not a smaller rho. A step is x <- W x - eta g. Where the loss has the curvature h, it multiplies a disagreement with
 the eigenvalue l of W by l - eta h. A round with an eigenvalue of -1 leaves no room for any curvature. Weights that make
@@ -37,10 +33,9 @@ rho least under || W || <= 1 alone use all room there is: they have a smaller rh
 (``benchmarks/results/topology.md``). D-PSGD's weights on the drawn edges, 1 / (1 + max(d_i, d_j)), train as soon as
 these, but their rho has no closed form, and is larger where degrees differ.
 
-Agreement. Drawing needs no messages, and a round's weights follow from integers and alpha. But p and alpha come from
-floating-point eigenvectors. If they differ in their last digits, two ranks disagree about a matching
-in some rare draw. If processors or libraries may differ, compute ``matcha`` on one rank and broadcast the result: it is
-plain data.
+Agreement. Drawing needs no messages, and a round's weights follow from integers. But p comes from floating-point
+eigenvectors. If it differs in its last digits, two ranks disagree about a matching in some rare draw. If processors or
+libraries may differ, compute ``matcha`` on one rank and broadcast the result: it is plain data.
 
 Differences from the paper
 - The paper has one weight, alpha, for all pairs in all rounds, and no bound on single rounds. Here a pair weighs more
@@ -55,8 +50,8 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from dataclasses import dataclass
-from itertools import chain
-from typing import SupportsIndex
+from itertools import chain, product
+from typing import Any, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,12 +59,11 @@ from numpy.typing import NDArray
 from hvd_hetero.topology.activation import most_connected
 from hvd_hetero.topology.edge_coloring import matching_decomposition
 from hvd_hetero.topology.graphs import Edge, Graph, check_rank, laplacian, require_connected
-from hvd_hetero.topology.moments import moments, pair_weight
 
 _LEAST_BUDGET = (
     1e-9  # arbitrary: a billion rounds between exchanges help no training, and below some 1e-15 rho rounds to 1
 )
-_NEAR = 1e-6  # of alpha: rho differs by less than rounding over much shorter ways
+_ENUMERATED = 12  # matchings up to which rho is a sum over all draws; of more, over as many draws by chance
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +76,34 @@ class Matcha:
     """Edges of each matching."""
     probabilities: tuple[float, ...]
     """Probability that a round uses each matching."""
-    alpha: float
-    """Scale of the weights, the same in all rounds, at most 1. A drawn pair whose ranks have d_i and d_j partners in
-    the round weighs alpha 2 / (d_i + d_j + 2), so alpha / 2 if neither has another partner."""
-    rho: float
-    """Factor by which a round shrinks the mean squared distance from agreement, at worst."""
-    connectivity: float
-    """lambda_2 of the expected graph."""
-    connectivity_bound: float
-    """lambda_2 that no probabilities within the budget can exceed."""
+    alpha: float = 1.0
+    """Scale of the weights, at most 1. A drawn pair whose ranks have d_i and d_j partners in the round weighs
+    alpha 2 / (d_i + d_j + 2), so alpha / 2 if neither has another partner."""
+
+    @property
+    def rho(self) -> float:
+        """Factor by which a round shrinks the mean squared distance from agreement, at worst.
+
+        It is exact for up to 12 matchings. Of more, 4,096 draws stand for all: an estimate, and a little high.
+        """
+        if not self.matchings:
+            return 0.0
+        count, p = len(self.matchings), np.array(self.probabilities)
+        edges = np.array(list(chain.from_iterable(self.matchings)))
+        own = np.repeat(np.arange(count), [len(matching) for matching in self.matchings])
+        if count <= _ENUMERATED:
+            active = np.array(list(product((False, True), repeat=count)))
+            chances = np.where(active, p, 1.0 - p).prod(axis=1)
+        else:
+            active = np.random.default_rng(0).random((2**_ENUMERATED, count)) < p
+            chances = np.full(len(active), 1.0 / len(active))
+        drawn = active[:, own].astype(float)  # (draws, edges)
+        ends = np.eye(self.nodes)[edges]
+        weights = self.alpha * drawn * _pair_weight((drawn @ ends.sum(axis=1))[:, edges].sum(axis=2))
+        across = ends[:, 0] - ends[:, 1]  # W = I - across' diag(weights) across
+        mean = across.T @ ((chances @ weights)[:, None] * across)
+        square = across.T @ ((weights.T * chances @ weights) * (across @ across.T)) @ across
+        return float(np.linalg.eigvalsh(np.eye(self.nodes) - 1.0 / self.nodes - 2.0 * mean + square)[-1])
 
     def active(self, seed: int, round_number: int) -> NDArray[np.bool_]:
         """Return which matchings this round uses, (M,): the same on every rank, in any order of calls.
@@ -119,7 +132,7 @@ class Matcha:
         used = np.flatnonzero(self.active(seed, round_number))
         drawn = [edge for number in used for edge in self.matchings[number]]
         partners = Counter(chain.from_iterable(drawn))
-        return {(i, j): self.alpha * pair_weight(partners[i] + partners[j]) for i, j in drawn}
+        return {(i, j): float(self.alpha * _pair_weight(partners[i] + partners[j])) for i, j in drawn}
 
 
 def matcha(graph: Graph, budget: float = 0.5) -> Matcha:
@@ -131,37 +144,15 @@ def matcha(graph: Graph, budget: float = 0.5) -> Matcha:
         )
     require_connected(graph, "MATCHA")
     if graph.nodes == 1:  # no other rank to agree with
-        return Matcha(1, (), (), alpha=0.0, rho=0.0, connectivity=0.0, connectivity_bound=0.0)
+        return Matcha(1, (), ())
     matchings = matching_decomposition(graph)
     laplacians = np.array([laplacian(graph.nodes, matching) for matching in matchings])
-    activation = most_connected(laplacians, float(budget))
-    alpha, rho = _best_alpha(*moments(graph.nodes, matchings, activation.probabilities))
-    assert rho < 1.0, f"a connected graph must contract, got rho = {rho}"
-    return Matcha(
-        graph.nodes,
-        matchings,
-        tuple(activation.probabilities.tolist()),
-        alpha,
-        rho,
-        activation.connectivity,
-        activation.bound,
-    )
+    return Matcha(graph.nodes, matchings, tuple(most_connected(laplacians, float(budget)).tolist()))
 
 
-def _best_alpha(mean: NDArray[np.float64], square: NDArray[np.float64]) -> tuple[float, float]:
-    """Return (alpha, rho) for E[A] and E[A^2], (n, n), n >= 2; the expected graph is connected."""
-    start = np.eye(len(mean)) - 1.0 / len(mean)
-
-    def rho(alpha: float) -> float:
-        return max(float(np.linalg.eigvalsh(start - 2.0 * alpha * mean + alpha**2 * square)[-1]), 0.0)
-
-    at_most = rho(1.0)
-    if at_most <= rho(1.0 - _NEAR):  # it is convex, so it falls up to 1: two eigenvalues instead of some forty
-        return 1.0, at_most
-    from scipy.optimize import minimize_scalar  # takes most of this package's start-up time
-
-    found = minimize_scalar(rho, bounds=(0.0, 1.0), method="bounded", options={"xatol": 1e-9})
-    return float(found.x), float(found.fun)
+def _pair_weight(partners: Any) -> Any:
+    """Return the weight of a drawn pair whose two ranks have so many partners in the round, together; at least 2."""
+    return 2.0 / (partners + 2)
 
 
 def _counter(name: str, value: SupportsIndex) -> int:
