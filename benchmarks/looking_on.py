@@ -27,7 +27,8 @@ from pathlib import Path
 import numpy as np
 from _report import error_of_median, judged, write_result
 
-from hvd_hetero.rounds import FinishedRound, RoundPlan, RoundReport, RoundTable
+from hvd_hetero.columns import COLUMNS
+from hvd_hetero.rounds import FinishedRound, RoundPlan, RoundTable
 from hvd_hetero.telemetry import Recorder, TelemetryWriter
 from hvd_hetero.telemetry.live import LiveView
 from hvd_hetero.testing import launch
@@ -43,7 +44,7 @@ def rounds(workers: int) -> list[FinishedRound]:
     rng, made = np.random.default_rng(0), []
     seconds = ("compute_s", "input_s", "wait_s", "once_s", "fixed_samples", "cpu", "memory")
     for number in range(8):
-        columns = {name: np.zeros(workers) for name in RoundReport.__dataclass_fields__}
+        columns = {name: np.zeros(workers) for name in COLUMNS}
         columns |= {name: rng.uniform(0.01, 1.0, workers) for name in seconds}
         columns |= {"samples_per_s": rng.uniform(100, 2000, workers), "samples": rng.integers(10, 100, workers)}
         plan = RoundPlan.of(columns["samples"].astype(int))

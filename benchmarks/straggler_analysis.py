@@ -29,7 +29,7 @@ import argparse
 import gzip
 import json
 from collections import defaultdict
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -106,14 +106,9 @@ class Trace:
 def run_of(ranks_s: Floats, elapsed_s: Floats) -> Run:
     """Return a run whose ranks do the same work in these seconds, (steps, ranks), and wait for the rest of the step."""
     steps, ranks = ranks_s.shape
-    ones = np.ones((steps, ranks), dtype=np.int64)
-    given: dict[str, Any] = {
-        "policy": "bsp", "workers": ranks, "global_batch": ranks, "round": np.arange(steps),
-        "epoch": np.zeros(steps, np.int64), "elapsed_s": elapsed_s, "plan": ones, "samples": ones,
-        "micro_batches": ones, "compute_s": ranks_s, "wait_s": elapsed_s[:, None] - ranks_s,
-    }  # fmt: skip
-    rest = [each.name for each in fields(Run) if each.name not in given and each.default is MISSING]
-    return Run(**given, **dict.fromkeys(rest, np.zeros((steps, ranks))), first_round=-1)  # no step pays for a start
+    work = {"plan": 1, "samples": 1, "micro_batches": 1, "compute_s": ranks_s, "wait_s": elapsed_s[:, None] - ranks_s}
+    # No step pays for a start.
+    return Run.of("bsp", ranks, ranks, round=np.arange(steps), elapsed_s=elapsed_s, **work, first_round=-1)
 
 
 def row(trace: str, ranks: str, ranks_s: Floats, found: Figures, names: list[str], theirs: dict[str, Any]) -> str:

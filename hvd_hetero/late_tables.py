@@ -73,7 +73,7 @@ class LateTables:
         """Return this rank's part of the table, which tells of the rounds since the last one.
 
         A row teaches no speed if all of its rounds were short. Some short ones do no harm, for their means lie on the
-        same line. ``figures``: of the parameters and their gradients, by their names in :class:`RoundReport`.
+        same line. ``figures``: of the parameters and their gradients, by the names of their columns.
         """
         balancer, meter = self._balancer, self._balancer.meter
         rounds, last = len(self._rounds), self._rounds[-1]

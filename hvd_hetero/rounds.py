@@ -21,14 +21,14 @@ import math
 import struct
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
-from operator import attrgetter
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from hvd_hetero.allocation.largest_remainder import proportional
+from hvd_hetero.columns import COLUMNS
 
 __all__ = [
     "LENGTHS",
@@ -301,123 +301,29 @@ class MicroBatch:
         return self.samples if self.weight is None else self.weight
 
 
-@dataclass(slots=True)  # one is made in every round, and freezing it took half of that time
 class RoundReport:
-    """One rank's row of the table. Seconds are of a monotonic clock; NaN stands for "not known"."""
+    """One rank's row of the table: figures by the names of :data:`~hvd_hetero.columns.COLUMNS`; others are 0."""
 
-    samples: float
-    """Samples used in this round."""
-    micro_batches: float
-    """Micro-batches done in this round, as the policy counts them: its fixed costs are those of one."""
-    compute_s: float
-    """Seconds of forward, backward and the optimizer's update, without waiting."""
-    input_s: float
-    """Seconds of waiting for this rank's own data."""
-    wait_s: float
-    """Seconds from the rank's last gradient to the end of the synchronisation, and of waiting in layers that talk to
-    other ranks. They belong to the round *before* this one: a round's waiting is known only after its table has left.
-    """
-    samples_per_s: float
-    """The speed that the rank predicts for itself."""
-    cpu: float
-    """The processor time available to the rank, a fraction (``hvd_hetero.measurement.readings``)."""
-    memory: float
-    """The memory available to the rank, a fraction."""
-    fingerprint: float
-    """A checksum of the plan, and of the place in the data, that the rank believes in."""
-    settings: float
-    """One number made of the optimizer's hyper-parameters: the same everywhere, if the ranks update alike."""
-    witness: float
-    """The size of a piece of the parameters, as it was in this round or the one before: the same everywhere, if the
-    ranks are together; 0: not known."""
-    bits: float = 0.0
-    """A checksum of that piece's bits, which processors that round alike have in common."""
-    kernels: float = 0.0
-    """A checksum of the processor and its threads."""
-    broken: float = 0.0
-    """1: this rank's gradient of the round holds NaN or an infinity."""
-    contents: float = 0.0
-    """One number for the samples that the round was cut from: the same everywhere, if ranks hold the same data."""
-    slope_s: float = 0.0
-    """Seconds per sample of this rank's device beyond saturation (``allocation.Gamma``); 0: not profiled."""
-    intercept_s: float = 0.0
-    """Seconds that a batch takes besides its samples; 0: not profiled."""
-    saturation: float = 0.0
-    """Samples below which a smaller batch saves no time; 0: not profiled."""
-    limit: float = 0.0
-    """The largest micro-batch that this rank's memory is known to allow; 0: none has failed."""
-    timed_samples: float = 0.0
-    """Samples that ``compute_s`` and ``input_s`` were measured on, which may belong to the round before; 0 if these
-    say nothing about the speed (a short round, or the very first). Samples of unequal cost count as ``work`` does."""
-    fixed_samples: float = 0.0
-    """The fixed cost of a micro-batch, in samples that would take as long; 0: not known. The speed then refers to a
-    micro-batch of the typical size (``RoundPlan.typical_size`` of the first plan)."""
-    once_s: float = 0.0
-    """The part of ``compute_s`` and ``input_s`` that comes once a round: the update before it, and waiting for the
-    first micro-batch; 0: not known."""
-    lap_s: float = 0.0
-    """Seconds that the round *before* took on this rank's device, whose work is queued: then ``compute_s``, ``input_s``
-    and ``timed_samples`` belong to it, too; NaN: not known. 0: the rank's clock gives the times of this round."""
-    ended: float = 0.0
-    """1: the rank reads a part of the data alone, and that part ends with this round."""
-    throttled: float = 0.0
-    """Share of its time in which a quota held the rank back. This figure and all that follow describe about the last
-    second (``measurement.hindrances``); NaN in the first."""
-    quota_cores: float = 0.0
-    """Cores that the strictest quota allows; 0: there is none."""
-    contended: float = 0.0
-    """Share of its time in which other processes ran in the rank's place."""
-    stolen: float = 0.0
-    """Share of its cores' busy time that the hypervisor took."""
-    stalled: float = 0.0
-    """Share of time in which the rank waited for memory."""
-    faults_per_s: float = 0.0
-    """Pages that the rank had to read back from disk, per second."""
-    collecting: float = 0.0
-    """Share of time in Python's garbage collector."""
-    clock: float = 0.0
-    """Frequency of its core as a share of the highest; 0: not known."""
-    sent_mb_s: float = 0.0
-    """Megabytes per second that its host, or its container, sent; 0: not known."""
-    weight: float = 0.0
-    """What this rank's mean gradient counts in the round's: its samples, or what the user's function says."""
-    work: float = 0.0
-    """The samples of this round, each as many as it costs of a mean one; 0: all cost the same."""
-    cost_number: float = 0.0
-    """What a sample costs besides its length, as this rank has measured it, for a mean sample that costs 1; 0 in all
-    five: not known. This figure and the next four are coefficients of :class:`SampleFigures`."""
-    cost_length: float = 0.0
-    cost_square: float = 0.0
-    cost_padded: float = 0.0
-    cost_padded_square: float = 0.0
-    padding: float = 0.0
-    """Share of the rank's work that went into filling batches up to their longest sample."""
-    by_number: float = 0.0
-    """Time of the round's latest rank with samples divided by number, as a multiple of what it is by cost, both as
-    forecast; 0: not divided by cost."""
-    gradient_samples: float = 0.0
-    """Samples of the rank in an earlier round whose gradients were measured; 0: none was since the last table."""
-    gradient_square: float = 0.0
-    """The squared norm of this rank's mean gradient of that round; of several, the mean by samples."""
-    further_batches: float = 0.0
-    """Batches of the rank in that round beyond one: micro-batches, where each is measured by itself."""
-    mean_square: float = 0.0
-    """The squared norm of the mean gradient over all ranks of that round."""
+    __slots__ = ("_row",)
+
+    def __init__(self, **figures: float) -> None:
+        if unknown := figures.keys() - COLUMNS.keys():
+            raise TypeError(f"the table has no column {', '.join(sorted(unknown))}; hvd_hetero.columns lists them")
+        self._row = [figures.get(name, 0.0) for name in COLUMNS]
 
     def vector(self, rank: int, workers: int, dtype: npt.DTypeLike = np.float64) -> npt.NDArray[Any]:
         """Return one rank's contribution to the table: n·K numbers, zero outside its own row."""
         numbers = np.zeros(RoundTable.length(workers), dtype)
-        numbers[rank * len(_COLUMNS) : (rank + 1) * len(_COLUMNS)] = _ROW(self)
+        numbers[rank * len(_PLACES) : (rank + 1) * len(_PLACES)] = self._row
         return numbers
 
 
-_COLUMNS = {field.name: i for i, field in enumerate(fields(RoundReport))}
-_COMMON = [_COLUMNS[name] for name in ("fingerprint", "contents", "settings")]
-_ROW = attrgetter(*_COLUMNS)
+_PLACES = {name: place for place, name in enumerate(COLUMNS)}
+_COMMON = [_PLACES[name] for name in ("fingerprint", "contents", "settings")]
 
 
 class RoundTable:
-    """The rows of all ranks for one round, identical on every rank. Columns are read by the names of the report."""
+    """The rows of all ranks for one round, identical on every rank. Columns are read by name (``columns``)."""
 
     __slots__ = ("_rows",)
 
@@ -428,7 +334,7 @@ class RoundTable:
                 f"the table of {workers} ranks has {self.length(workers)} numbers, got {numbers.size}; all ranks must "
                 "run the same version of this program"
             )
-        self._rows = numbers.reshape(workers, len(_COLUMNS))
+        self._rows = numbers.reshape(workers, len(_PLACES))
 
     @property
     def workers(self) -> int:
@@ -438,24 +344,24 @@ class RoundTable:
     @staticmethod
     def length(workers: int) -> int:
         """Return how many numbers travel for this many ranks."""
-        return workers * len(_COLUMNS)
+        return workers * len(_PLACES)
 
     def figures(self, name: str) -> list[float]:
-        """Return one figure of all ranks, by its name in :class:`RoundReport`."""
-        return self._rows[:, _COLUMNS[name]].tolist()  # type: ignore[no-any-return]
+        """Return one figure of all ranks, by its name in :data:`~hvd_hetero.columns.COLUMNS`."""
+        return self._rows[:, _PLACES[name]].tolist()  # type: ignore[no-any-return]
 
     def column(self, name: str) -> npt.NDArray[np.float64]:
         """Return one figure of all ranks, as an array."""
-        return self._rows[:, _COLUMNS[name]].copy()
+        return self._rows[:, _PLACES[name]].copy()
 
     def lists(self) -> dict[str, list[float]]:
         """Return all figures of all ranks, by name."""
-        return dict(zip(_COLUMNS, self._rows.T.tolist(), strict=True))
+        return dict(zip(_PLACES, self._rows.T.tolist(), strict=True))
 
     def replaced(self, name: str, figures: npt.ArrayLike) -> RoundTable:
         """Return a copy of the table with other figures of that name."""
         other = RoundTable(self._rows, self.workers)
-        other._rows[:, _COLUMNS[name]] = figures
+        other._rows[:, _PLACES[name]] = figures
         return other
 
     @property

@@ -24,8 +24,9 @@ import _tables
 import numpy as np
 from rich.progress import Progress
 
+from hvd_hetero.columns import COLUMNS
 from hvd_hetero.policies import LBBSP
-from hvd_hetero.rounds import FinishedRound, RoundReport, RoundTable
+from hvd_hetero.rounds import FinishedRound, RoundTable
 from hvd_hetero.tools.simulation import Cluster, Compute, Jitter, RoundSimulation, Worker
 
 SIZES = (10, 30, 100, 300, 1000, 3000, 10_000)
@@ -49,7 +50,7 @@ class Timed:
         self.simulation.planner.learn = self._decide  # type: ignore[method-assign]
 
     def _decide(self, finished: FinishedRound) -> None:
-        rows = np.array([finished.table.column(name) for name in RoundReport.__dataclass_fields__])
+        rows = np.array([finished.table.column(name) for name in COLUMNS])
         summed = rows.T.astype(np.float32).ravel()  # as it travels
         began = perf_counter()
         table = RoundTable(summed, finished.table.workers)

@@ -27,7 +27,7 @@ import json
 import sys
 import tempfile
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import _tables
@@ -101,7 +101,7 @@ def run_of(folder: Path, policy: str, rested: dict[str, float]) -> Run:
     """Return a policy's run, without the time in which others trained."""
     run = read_run(folder / f"{policy}.jsonl")
     rest_s = np.array([rested.get(str(number), 0.0) for number in run.round])
-    return replace(run, elapsed_s=np.maximum(run.elapsed_s - rest_s, 0.0))
+    return run.replace(elapsed_s=np.maximum(run.elapsed_s - rest_s, 0.0))
 
 
 def measured(run: Run) -> float:

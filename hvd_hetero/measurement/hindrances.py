@@ -59,26 +59,17 @@ _UNREADABLE = (OSError, ValueError, LookupError, ZeroDivisionError, psutil.Error
 
 @dataclass(frozen=True, slots=True)
 class Hindrances:
-    """One reading. NaN: there has been no interval yet."""
+    """One reading, of the figures in ``hvd_hetero.columns``. NaN: there has been no interval yet."""
 
     throttled: float = math.nan
-    """Share of its time in which a quota held the rank back."""
     quota_cores: float = math.nan
-    """Cores that the strictest quota allows; 0: there is none."""
     contended: float = math.nan
-    """Share of its time in which other processes ran in its place."""
     stolen: float = math.nan
-    """Share of its cores' busy time that the hypervisor took."""
     stalled: float = math.nan
-    """Share of time in which it, or its control group, waited for memory."""
     faults_per_s: float = math.nan
-    """Pages that it had to read back from disk, per second."""
     collecting: float = math.nan
-    """Share of time in Python's garbage collector."""
     clock: float = math.nan
-    """Frequency of its core as a share of the highest; 0: not known."""
     sent_mb_s: float = math.nan
-    """Megabytes per second that its host, or its container, sent to others; 0: not known, or nothing."""
 
     def row(self) -> dict[str, float]:
         """Return the figures for the table, to three places."""

@@ -11,47 +11,17 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-import numpy as np
-
+from hvd_hetero.columns import written
 from hvd_hetero.rounds import FinishedRound, RoundTable
 
-__all__ = [
-    "COSTS",
-    "COUNTS",
-    "FIGURES",
-    "HINDRANCES",
-    "SCHEMA",
-    "SOMETIMES",
-    "VERSION",
-    "Listener",
-    "Record",
-    "Recorder",
-]
+__all__ = ["SCHEMA", "VERSION", "Listener", "Record", "Recorder"]
 
 SCHEMA = "hvd-hetero/telemetry"
 VERSION = 1
 
-COUNTS = ("samples", "micro_batches")
-"""Whole numbers of each rank that every line has."""
 _LATE = ("compute_s", "input_s")
-FIGURES = (*_LATE, "samples_per_s", "cpu", "memory")
-# Written only in rounds in which some rank has them, to keep other lines short; 0 for a rank that has none.
-HINDRANCES = ("throttled", "quota_cores", "contended", "stolen", "stalled", "faults_per_s", "collecting")
-COSTS = (
-    "work",
-    "cost_number",
-    "cost_length",
-    "cost_square",
-    "cost_padded",
-    "cost_padded_square",
-    "padding",
-    "by_number",
-)
-SOMETIMES = (
-    *("once_s", "fixed_samples", "limit", "slope_s", "intercept_s", "saturation"),
-    *(*HINDRANCES, "clock", "sent_mb_s"),
-    *COSTS,
-)
+_EACH = {name: column.whole for name, column in written("always").items() if name != "wait_s"}  # which comes late
+_SOMETIMES = tuple(written("sometimes"))  # in rounds in which some rank has them, to keep other lines short
 
 _MANY = 64  # ranks, from which on figures are taken all at once (arbitrary: there, both ways take about the same time)
 
@@ -66,11 +36,12 @@ def _figures(table: RoundTable) -> dict[str, list[Any]]:
     """Return a record's figures from a table, with None for what is not known."""
     if table.workers < _MANY:  # between two steps, NumPy has left the processor's caches: call it once
         lists = table.lists()
-        names = (*FIGURES, *(name for name in SOMETIMES if any(lists[name])))
-        return {n: list(map(round, lists[n])) for n in COUNTS} | {n: _known(lists[n]) for n in names}
-    names = (*FIGURES, *(name for name in SOMETIMES if table.column(name).any()))
-    counts = {name: np.rint(table.column(name)).astype(int).tolist() for name in COUNTS}
-    return counts | {name: _known(table.figures(name)) for name in names}
+        found = {name: any(lists[name]) for name in _SOMETIMES}
+    else:
+        found = {name: bool(table.column(name).any()) for name in _SOMETIMES}
+        lists = {name: table.figures(name) for name in (*_EACH, *(name for name in _SOMETIMES if found[name]))}
+    always = {name: list(map(round, lists[name])) if whole else _known(lists[name]) for name, whole in _EACH.items()}
+    return always | {name: _known(lists[name]) for name in _SOMETIMES if found[name]}
 
 
 def _known(figures: list[float]) -> list[float | None]:

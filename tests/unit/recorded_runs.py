@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from hvd_hetero.columns import COLUMNS
 from hvd_hetero.rounds import FinishedRound, RoundPlan, RoundReport, RoundTable
 from hvd_hetero.telemetry import TelemetryWriter
 
@@ -12,7 +13,7 @@ def table(workers: int = 2, **figures) -> RoundTable:
     """A table with these figures, one for all ranks or one for each; all else is 1."""
     rows = []
     for rank in range(workers):
-        named = dict.fromkeys(RoundReport.__dataclass_fields__, 1.0)
+        named = dict.fromkeys(COLUMNS, 1.0)
         named |= dict.fromkeys(
             ("lap_s", "limit", "slope_s", "intercept_s", "saturation", "fixed_samples", "once_s"), 0.0
         )

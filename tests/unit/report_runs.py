@@ -1,15 +1,9 @@
 """Runs made by hand or by the simulator, for the tests of reports."""
 
-from dataclasses import MISSING, fields
-
 import numpy as np
 
 from hvd_hetero.telemetry import Run, TelemetryWriter
 from hvd_hetero.tools.simulation import RoundSimulation
-
-COUNTS = ("plan", "samples", "micro_batches", "limit")
-PER_RUN = ("policy", "workers", "global_batch", "round", "epoch", "elapsed_s", "noise_scale")
-PER_RANK = [field.name for field in fields(Run) if field.name not in PER_RUN and field.default is MISSING]
 
 
 def run_of(samples, compute_s, elapsed_s, *, policy="bsp", start=1, **columns) -> Run:
@@ -22,15 +16,8 @@ def run_of(samples, compute_s, elapsed_s, *, policy="bsp", start=1, **columns) -
     given = {"samples": samples, "plan": samples, "compute_s": compute_s, "micro_batches": np.minimum(samples, 1)}
     given["wait_s"] = np.full((rounds, workers), np.nan)
     given |= columns
-    arrays = {
-        name: np.asarray(given.get(name, np.zeros((rounds, workers))), dtype=np.int64 if name in COUNTS else np.float64)
-        for name in PER_RANK
-    }
-    return Run(
-        policy, workers, int(samples.sum(axis=1).max(initial=1)), round=np.arange(start, start + rounds),
-        epoch=np.zeros(rounds, np.int64), elapsed_s=np.asarray(elapsed_s, dtype=np.float64),
-        noise_scale=np.zeros(rounds), **arrays,
-    )  # fmt: skip
+    batch = int(samples.sum(axis=1).max(initial=1))
+    return Run.of(policy, workers, batch, round=np.arange(start, start + rounds), elapsed_s=elapsed_s, **given)
 
 
 def by_hand() -> Run:

@@ -7,6 +7,7 @@ import math
 
 import pytest
 
+from hvd_hetero.columns import COLUMNS
 from hvd_hetero.errors import RoundStateError
 from hvd_hetero.measurement.gradient_noise import GradientNoise
 from hvd_hetero.planner import Planner
@@ -18,7 +19,7 @@ def table(plan, speeds, **figures):
     """Ranks that did what was planned at these speeds; ``figures``: one list per name."""
     rows = []
     for rank, speed in enumerate(speeds):
-        row = dict.fromkeys(RoundReport.__dataclass_fields__, 0.0)
+        row = dict.fromkeys(COLUMNS, 0.0)
         x = plan.samples[rank]
         row |= {"samples": x, "micro_batches": 1, "compute_s": x / speed, "samples_per_s": speed, "timed_samples": x}
         row |= {name: of[rank] for name, of in figures.items()}

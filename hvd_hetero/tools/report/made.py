@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -85,7 +84,7 @@ def report_of(run: Run, name: str, *, replayed: bool = True) -> Report:
     """Report on a run."""
     recorded, run = run, in_mean_samples(run)
     found = figures(run, replayed=replayed)
-    run = replace(run, fixed_samples=np.maximum(run.fixed_samples, 0.0))  # less cannot be true
+    run = run.replace(fixed_samples=np.maximum(run.fixed_samples, 0.0))  # less cannot be true
     every = max(-(-run.samples.size // _MOST_FIGURES), 1)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # of figures that cannot be true
         why = causes(_every(run, every), found.shares)
@@ -96,9 +95,7 @@ def report_of(run: Run, name: str, *, replayed: bool = True) -> Report:
 
 def _every(run: Run, step: int) -> Run:
     """Return every ``step``-th round of a run."""
-    columns = {field.name: getattr(run, field.name) for field in fields(run)}
-    some: dict[str, Any] = {name: of[::step] for name, of in columns.items() if isinstance(of, np.ndarray)}
-    return replace(run, **some)
+    return run.take(slice(None, None, step))
 
 
 def _missing(run: Run, found: Figures, wrong_figures: dict[str, Bools]) -> list[str]:

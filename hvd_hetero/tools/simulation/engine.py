@@ -35,11 +35,12 @@ from typing import Any, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from hvd_hetero.columns import COLUMNS
 from hvd_hetero.data.sample_order import EpochEnd
 from hvd_hetero.planner import Planner
 from hvd_hetero.policies import Goodput, Policy
 from hvd_hetero.prediction import Predictor
-from hvd_hetero.rounds import FinishedRound, RoundPlan, RoundReport, RoundTable
+from hvd_hetero.rounds import FinishedRound, RoundPlan, RoundTable
 from hvd_hetero.tools.simulation.cluster import Cluster, Machines
 from hvd_hetero.tools.simulation.compute import Pieces
 from hvd_hetero.tools.simulation.meters import SpeedMeters
@@ -246,9 +247,9 @@ class RoundSimulation:
         # With a server ``message_s`` is a rank's own transfers, which move with its link.
         figures = self.meters.round(start_s, measured_s, message_s, used, done, short=self.planner.is_short(plan))
         figures["wait_s"] = self._wait_s
-        rows = np.zeros((len(used), len(_COLUMNS)))
+        rows = np.zeros((len(used), len(_PLACES)))
         for name, figure in figures.items():
-            rows[:, _COLUMNS[name]] = figure
+            rows[:, _PLACES[name]] = figure
         return RoundTable(rows, len(used))
 
     def _run_out_of_memory(self, plan: RoundPlan) -> None:
@@ -285,6 +286,6 @@ def simulate(cluster: Cluster, policy: Policy, global_batch: int | Goodput, roun
     return RoundSimulation(cluster, policy, global_batch, **how).run(rounds)
 
 
-_COLUMNS = {name: i for i, name in enumerate(RoundReport.__dataclass_fields__)}
+_PLACES = {name: i for i, name in enumerate(COLUMNS)}
 _FORESEEN = 8  # times that the best split is computed: the count of micro-batches stays after two or three
 _NOTHING = np.empty(0, dtype=np.int64)

@@ -44,7 +44,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -121,7 +121,7 @@ def in_mean_samples(run: Run) -> Run:
     possible &= bool(1.0 / _MOST_COST <= mean <= _MOST_COST)
     if not run.work.any():
         return run
-    return replace(run, samples=np.where(possible, run.work, run.samples), work=np.where(possible, run.work, 0.0))
+    return run.replace(samples=np.where(possible, run.work, run.samples), work=np.where(possible, run.work, 0.0))
 
 
 def replay(run: Run) -> Replay:

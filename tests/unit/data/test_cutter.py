@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import EndingLists, EndlessLists, SharedList
 
+from hvd_hetero.columns import COLUMNS
 from hvd_hetero.data.cutter import Cutter
 from hvd_hetero.data.ending_shard import EndingShard
 from hvd_hetero.data.parts import Parts
@@ -24,7 +25,7 @@ from hvd_hetero.policies import BSP, LBBSP, StaticAllocation
 from hvd_hetero.rounds import MicroBatch, RoundPlan, RoundReport, RoundTable
 
 EPOCHS = 2
-ZEROS = dict.fromkeys(RoundReport.__dataclass_fields__, 0.0)
+ZEROS = dict.fromkeys(COLUMNS, 0.0)
 
 
 def shares_of(seed):

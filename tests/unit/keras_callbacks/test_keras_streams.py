@@ -11,6 +11,7 @@ hvd = pytest.importorskip("horovod.tensorflow")
 import tensorflow as tf  # noqa: E402 - imported by Horovod if it is there
 
 from hvd_hetero.balancer import Balancer  # noqa: E402
+from hvd_hetero.columns import COLUMNS  # noqa: E402
 from hvd_hetero.data.ending_shard import EndingShard  # noqa: E402
 from hvd_hetero.data.stream_orders import SharedStream  # noqa: E402
 from hvd_hetero.policies import StaticAllocation  # noqa: E402
@@ -23,7 +24,7 @@ from keras_callbacks.pipeline.stream import StreamReader  # noqa: E402
 
 keras = tf.keras
 RANGE = tf.data.Dataset.range
-ZEROS = dict.fromkeys(RoundReport.__dataclass_fields__, 0.0)
+ZEROS = dict.fromkeys(COLUMNS, 0.0)
 
 
 @pytest.fixture(scope="module", autouse=True)

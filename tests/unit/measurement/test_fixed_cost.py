@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 
+from hvd_hetero.columns import COLUMNS
 from hvd_hetero.measurement.fixed_cost import FixedCosts, Pace
 from hvd_hetero.rounds import RoundReport, RoundTable
 
@@ -18,7 +19,7 @@ def table(sizes, seconds, **figures) -> RoundTable:
     """One micro-batch on each rank; ``figures``: one number for all ranks, or one for each."""
     rows = []
     for rank, (size, busy_s) in enumerate(zip(sizes, seconds, strict=True)):
-        row = dict.fromkeys(RoundReport.__dataclass_fields__, 0.0) | {"cpu": np.nan, "memory": np.nan}
+        row = dict.fromkeys(COLUMNS, 0.0) | {"cpu": np.nan, "memory": np.nan}
         row |= {"samples": size, "timed_samples": size, "micro_batches": 1.0, "compute_s": busy_s}
         row |= {name: np.broadcast_to(of, len(sizes))[rank] for name, of in figures.items()}
         rows.append(RoundReport(**row).vector(rank, len(sizes)))

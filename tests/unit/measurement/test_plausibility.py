@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from hvd_hetero.balancer import Balancer
+from hvd_hetero.columns import COLUMNS
 from hvd_hetero.measurement.plausibility import Plausibility
 from hvd_hetero.policies import LBBSP, ElasticBSP
 from hvd_hetero.rounds import MicroBatch, RoundReport, RoundTable
@@ -111,7 +112,7 @@ def test_a_clock_that_jumps_back_teaches_nothing():
 
 def table(samples, seconds, speed):
     """One rank: what it did, and what it says that it will do."""
-    row = dict.fromkeys(RoundReport.__dataclass_fields__, 0.0)
+    row = dict.fromkeys(COLUMNS, 0.0)
     row |= {"samples": samples, "compute_s": seconds, "samples_per_s": speed}
     return RoundTable(RoundReport(**row).vector(0, 1), 1)
 
@@ -170,7 +171,7 @@ def test_of_many_ranks_each_is_believed_as_if_it_were_alone(seed):
     paces, fixed = rng.uniform(10, 1000, workers), rng.choice([0.0, 20.0], workers)
     for _ in range(40):
         short = rng.random() < 0.2
-        rows = np.zeros((workers, len(RoundReport.__dataclass_fields__)))
+        rows = np.zeros((workers, len(COLUMNS)))
         samples = rng.integers(0, 3 if short else 100, workers)
         busy_s = (samples + fixed) / paces * rng.lognormal(0, 0.1, workers)
         strange = rng.random(workers) < 0.2
@@ -181,7 +182,7 @@ def test_of_many_ranks_each_is_believed_as_if_it_were_alone(seed):
         columns = {"samples": samples, "micro_batches": samples > 0, "compute_s": busy_s}
         columns |= {"samples_per_s": speeds, "fixed_samples": fixed}
         for name, figures in columns.items():
-            rows[:, list(RoundReport.__dataclass_fields__).index(name)] = figures
+            rows[:, list(COLUMNS).index(name)] = figures
         tables.append((RoundTable(rows.ravel(), workers), short))
     plausibility = Plausibility(workers, 64.0, logs=False)
     found = [plausibility(i, told, short=short).figures("samples_per_s") for i, (told, short) in enumerate(tables)]

@@ -9,10 +9,11 @@ import sys
 import numpy as np
 import pytest
 
+from hvd_hetero.columns import COLUMNS
 from hvd_hetero.planner import Planner
 from hvd_hetero.policies import LBBSP
 from hvd_hetero.policies.affine_shares import AffineCosts
-from hvd_hetero.rounds import FinishedRound, RoundPlan, RoundReport, RoundTable
+from hvd_hetero.rounds import FinishedRound, RoundPlan, RoundTable
 from hvd_hetero.tools.simulation import Cluster, RoundSimulation
 from hvd_hetero.tools.simulation.cluster import Worker
 from hvd_hetero.tools.simulation.compute import Compute
@@ -141,8 +142,8 @@ def test_deciding_goes_through_no_rank_in_python(tolerance):
     def steps(workers) -> int:
         rng = np.random.default_rng(0)
         planner, paces = Planner(LBBSP(tolerance=tolerance), workers, 64 * workers), rng.uniform(50, 150, workers)
-        rows = np.zeros((workers, len(RoundReport.__dataclass_fields__)))
-        columns = {name: i for i, name in enumerate(RoundReport.__dataclass_fields__)}
+        rows = np.zeros((workers, len(COLUMNS)))
+        columns = {name: i for i, name in enumerate(COLUMNS)}
         count = 0
 
         def event(frame, what, argument) -> None:

@@ -10,12 +10,13 @@ import pytest
 from device_job import DeviceJob
 
 from hvd_hetero.allocation import Gamma, minimax
+from hvd_hetero.columns import COLUMNS
 from hvd_hetero.policies import LBBSP
 from hvd_hetero.policies.device_shares import LADDER_ROUNDS, LADDER_STEPS, ladder
 from hvd_hetero.policies.gamma_shares import shares_by_gamma, shares_seconds
 from hvd_hetero.rounds import RoundPlan, RoundReport, RoundTable
 
-NAMES = tuple(RoundReport.__dataclass_fields__)
+NAMES = tuple(COLUMNS)
 
 
 def table_of(devices: list[Gamma], limits: list[int] | None = None) -> RoundTable:

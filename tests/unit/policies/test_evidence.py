@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 
+from hvd_hetero.columns import COLUMNS
 from hvd_hetero.policies.evidence import Evidence
 from hvd_hetero.rounds import RoundPlan, RoundReport, RoundTable
 
@@ -16,7 +17,7 @@ SIZE = 60.0
 def table(samples, speeds, busy_s, fixed=0.0, cuts=1) -> RoundTable:
     rows = []
     for rank, x in enumerate(samples):
-        row = dict.fromkeys(RoundReport.__dataclass_fields__, 0.0)
+        row = dict.fromkeys(COLUMNS, 0.0)
         row |= {"timed_samples": x, "micro_batches": cuts, "compute_s": busy_s[rank]}
         row |= {"samples_per_s": speeds[rank], "fixed_samples": fixed}
         rows.append(RoundReport(**row).vector(rank, len(samples)))

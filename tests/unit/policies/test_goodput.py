@@ -8,12 +8,13 @@ import math
 import numpy as np
 import pytest
 
+from hvd_hetero.columns import COLUMNS
 from hvd_hetero.measurement.gradient_noise import GradientNoise, Noise
 from hvd_hetero.policies import BSP, LBBSP, NonBlocking, StaticAllocation
 from hvd_hetero.policies.goodput import Goodput, gain, round_s, sizes
 from hvd_hetero.rounds import RoundPlan, RoundReport, RoundTable
 
-ZEROS = dict.fromkeys(RoundReport.__dataclass_fields__, 0.0)
+ZEROS = dict.fromkeys(COLUMNS, 0.0)
 
 
 def table(**columns):

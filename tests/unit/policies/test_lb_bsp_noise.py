@@ -7,6 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from hvd_hetero.columns import COLUMNS
 from hvd_hetero.policies import LBBSP
 from hvd_hetero.rounds import FinishedRound, RoundPlan, RoundReport, RoundTable
 from hvd_hetero.tools.simulation import Cluster, Compute, Jitter, RoundSimulation, Worker
@@ -28,7 +29,7 @@ def play(speeds: np.ndarray, policy: LBBSP) -> tuple[float, int, RoundPlan]:
         rows = []
         for rank, one in enumerate(predictors):
             one.update(speeds[number, rank])
-            known = dict.fromkeys(RoundReport.__dataclass_fields__, 0.0)
+            known = dict.fromkeys(COLUMNS, 0.0)
             known |= {"samples": plan.samples[rank], "samples_per_s": one.predict(), "compute_s": busy_s[rank]}
             known |= {"timed_samples": plan.samples[rank], "micro_batches": 1.0}
             rows.append(RoundReport(**known).vector(rank, ranks))

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from hvd_hetero.columns import COLUMNS
 from hvd_hetero.policies import LBBSP, LBNonBlocking, resolve_policy
 from hvd_hetero.rounds import FinishedRound, RoundPlan, RoundReport, RoundTable
 from hvd_hetero.tools.simulation import BestSplit, Cluster, Compute, RoundSimulation, Worker, simulate
@@ -18,7 +19,7 @@ BATCH = 384
 
 def told(plan: RoundPlan, speeds: list[float], fixed: list[float], **figures: float) -> FinishedRound:
     """A round of ranks that tell their own speed, of micro-batches of the first plan's size, and fixed cost."""
-    nothing = dict.fromkeys(RoundReport.__dataclass_fields__, 0.0) | figures
+    nothing = dict.fromkeys(COLUMNS, 0.0) | figures
     rows = []
     for x, k, v, b in zip(plan.samples, plan.micro_batches, speeds, fixed, strict=True):
         busy_s = (x + k * b) / (v * (1 + b / (BATCH / len(speeds))))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from hvd_hetero.columns import COLUMNS
 from hvd_hetero.policies import BSP, LBBSP, Policy, StaticAllocation, resolve_policy
 from hvd_hetero.rounds import FinishedRound, RoundPlan, RoundReport, RoundTable
 
@@ -14,7 +15,7 @@ def told(speeds: list[float], plan: RoundPlan | None = None, number: int = 1) ->
     plan = plan or RoundPlan.of([1000] * len(speeds))
     rows = []
     for i, (v, x) in enumerate(zip(speeds, plan.samples, strict=True)):
-        known = dict.fromkeys(RoundReport.__dataclass_fields__, 0.0) | {"samples_per_s": v, "micro_batches": 1.0}
+        known = dict.fromkeys(COLUMNS, 0.0) | {"samples_per_s": v, "micro_batches": 1.0}
         known |= {"samples": x, "timed_samples": x, "compute_s": x / v if 0.0 < v < np.inf else 1.0}
         rows.append(RoundReport(**known).vector(i, len(speeds)))
     with np.errstate(invalid="ignore"):

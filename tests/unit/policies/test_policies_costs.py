@@ -7,10 +7,11 @@ import math
 import numpy as np
 import pytest
 
+from hvd_hetero.columns import COLUMNS
 from hvd_hetero.policies.costs import Costs
 from hvd_hetero.rounds import RoundReport, RoundTable
 
-ZEROS = dict.fromkeys(RoundReport.__dataclass_fields__, 0.0)
+ZEROS = dict.fromkeys(COLUMNS, 0.0)
 
 
 def table(seconds, samples):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
+from hvd_hetero.columns import COLUMNS
 from hvd_hetero.policies import ElasticBSP, NonBlocking, Policy, SelfAdaptive, resolve_policy
 from hvd_hetero.rounds import FinishedRound, RoundPlan, RoundReport, RoundTable
 
@@ -38,7 +39,7 @@ class Cluster:
             rows = []
             for rank, (x, v) in enumerate(zip(plan.samples, self.speeds, strict=True)):
                 seconds = (x / v + COST_S) * (1 + self.noise * self.rng.standard_normal())
-                known = dict.fromkeys(RoundReport.__dataclass_fields__, 0.0)
+                known = dict.fromkeys(COLUMNS, 0.0)
                 known |= {"samples": x, "micro_batches": plan.micro_batches[rank], "compute_s": seconds}
                 known["samples_per_s"] = x / seconds
                 timed = (seconds, x if len(self.plans) > 1 else 0)
@@ -276,7 +277,7 @@ def test_no_rank_is_more_than_r_minus_1_iterations_ahead():
 
 def predicted(plan: RoundPlan, speeds: list[float]) -> FinishedRound:
     """A round in whose table the ranks predict these speeds for themselves."""
-    known = dict.fromkeys(RoundReport.__dataclass_fields__, 0.0)
+    known = dict.fromkeys(COLUMNS, 0.0)
     rows = [RoundReport(**known | {"samples_per_s": v}).vector(rank, len(speeds)) for rank, v in enumerate(speeds)]
     with np.errstate(invalid="ignore"):
         return FinishedRound(1, 0, plan, RoundTable(np.sum(rows, axis=0), len(speeds)), 1.0)

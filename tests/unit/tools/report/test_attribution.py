@@ -1,7 +1,6 @@
 """Where the time of a round went: by hand, by an independent oracle, and by what must hold whatever the figures."""
 
 import itertools
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -39,7 +38,7 @@ def test_a_last_round_whose_waiting_is_not_known_waits_as_the_others_did():
     """As the median of the others; as the first one, which pays for the start, only where there is no other."""
     waits = np.array([[0.75, 1.0], [0.25, 0.5], [np.nan, np.nan]])
     three = run_of([[10, 10]] * 3, [[1.0, 1.0]] * 3, [2.0] * 3, wait_s=waits, start=0)
-    three = replace(three, first_round=0)
+    three = three.replace(first_round=0)
     assert lost(three).kinds_s["transfer"].tolist() == [0.75, 0.25, 0.25]
     two = three.take(np.array([True, False, True]))
     assert lost(two).kinds_s["transfer"].tolist() == [0.75, 0.75]
@@ -219,7 +218,7 @@ def test_seconds_longer_than_the_rounds_took_are_not_believed():
 
 
 def test_a_round_whose_predecessor_was_not_recorded_may_be_as_long_as_all():
-    run = replace(run_of([[10, 10]] * 3, [[1, 9]] * 3, [2, 2, 2]), round=np.array([0, 10, 20]), every=10)
+    run = run_of([[10, 10]] * 3, [[1, 9]] * 3, [2, 2, 2]).replace(round=np.array([0, 10, 20]), every=10)
     assert not impossible(run)["compute_s"].any()
 
 
@@ -261,7 +260,7 @@ def test_rounds_that_take_no_time_or_forever_are_left_out():
 
 def test_the_first_round_of_a_resumed_run_counts_nowhere():
     """It begins at round 5,000, and its first round has the set-up in it, as round 0 had at the very beginning."""
-    run = replace(by_hand(), round=np.arange(5000, 5005), first_round=5000)
+    run = by_hand().replace(round=np.arange(5000, 5005), first_round=5000)
     assert counted(run).tolist() == [False, True, True, True, True]
     assert lost(run).kinds_s["transfer"].tolist() == lost(by_hand()).kinds_s["transfer"].tolist()
     assert run.throughput == by_hand().throughput

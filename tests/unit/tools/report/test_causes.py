@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING, fields, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -22,14 +22,9 @@ def run_of(own_s, **figures) -> Run:
     own_s = np.asarray(own_s, dtype=float)
     rounds, workers = own_s.shape
     elapsed_s = own_s.max(axis=1, initial=0.0) + figures.pop("transfer_s", TRANSFER_S)
-    per_rank = {field.name: np.zeros((rounds, workers)) for field in fields(Run) if field.default is MISSING}
-    counts = np.full((rounds, workers), 10)
-    per_rank |= {"plan": counts, "samples": counts, "micro_batches": np.ones_like(counts), "compute_s": own_s}
-    per_rank |= {"wait_s": elapsed_s[:, None] - own_s, "cpu": own_s * 0 + 1.0, "memory": own_s * 0 + 0.5}
-    per_rank |= {"round": np.arange(rounds), "epoch": np.zeros(rounds, int), "elapsed_s": elapsed_s}
-    per_rank |= {"noise_scale": np.zeros(rounds)}
-    per_rank |= {"policy": "bsp", "workers": workers, "global_batch": 10 * workers}
-    return Run(**per_rank | {name: np.broadcast_to(f, (rounds, workers)) for name, f in figures.items()})
+    given = {"plan": 10, "samples": 10, "micro_batches": 1, "compute_s": own_s, "cpu": 1.0, "memory": 0.5}
+    given |= {"wait_s": elapsed_s[:, None] - own_s, "elapsed_s": elapsed_s, **figures}
+    return Run.of("bsp", workers, 10 * workers, round=np.arange(rounds), **given)
 
 
 def steady(*seconds, rounds=ROUNDS, scatter=0.02):
@@ -81,7 +76,7 @@ def test_the_fixed_cost_of_a_small_batch_is_not_counted_against_its_rank():
     samples, fixed = np.tile([117, 8], (ROUNDS, 1)), np.array([170.0, 12.0])
     seconds = np.array([1.0, 16.0]) * 1e-5
     run = run_of((samples + fixed) * seconds, samples=samples, plan=samples, fixed_samples=fixed)
-    run = replace(run, policy="lb-bsp", global_batch=125)
+    run = run.replace(policy="lb-bsp", global_batch=125)
     ratio = 16 * ((62.5 + 12) / 62.5) / ((62.5 + 170) / 62.5)
     assert ratio == pytest.approx(5.13, abs=0.01)
     assert 1.0 / figures(run, replayed=False).ranks.of_best_rank[1] == pytest.approx(ratio)
@@ -98,14 +93,14 @@ def test_a_loop_between_rounds_does_not_change_the_speed_that_is_told():
 
 @pytest.mark.parametrize("policy", ["bsp", "lb-bsp"])
 def test_less_work_is_advised_only_where_the_policy_does_not_give_it(policy):
-    cause = causes(replace(run_of(steady(0.05, 0.10)), policy=policy))[1]
+    cause = causes(run_of(steady(0.05, 0.10)).replace(policy=policy))[1]
     assert cause.way_out == (
         "Give it less work (policy='lb-bsp'), or a faster machine."
         if policy == "bsp"
         else "Its share follows its speed, as far as its limits allow; a faster machine would help."
     )
     samples = np.tile([20, 10], (ROUNDS, 1))
-    evened = causes(replace(run_of(samples * np.array([5e-3, 1e-2]), samples=samples), policy=policy))[1]
+    evened = causes(run_of(samples * np.array([5e-3, 1e-2]), samples=samples).replace(policy=policy))[1]
     assert evened.way_out == "The split gives it less work already; a faster machine would help."
 
 
@@ -257,7 +252,7 @@ def test_what_all_loops_do_between_rounds_makes_a_rank_with_few_samples_no_slowe
     samples = np.tile([19, 1], (ROUNDS, 1))
     compute_s = 0.001 * samples
     run = run_of(compute_s, samples=samples, transfer_s=0.02)
-    run = replace(run, wait_s=run.wait_s - 0.02)
+    run = run.replace(wait_s=run.wait_s - 0.02)
     assert Slowness.of(run).shares.kinds["between"] == pytest.approx(0.02 / 0.039)
     assert kinds(run) == ["share", ""], "rank 1 is not slow, and rank 0 has too much"
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from report_runs import run_of
@@ -45,6 +43,6 @@ def test_nothing_is_said_where_all_samples_cost_the_same():
 def test_work_that_cannot_be_true_counts_as_not_known(times):
     """A mean sample costs 1. The report goes by the samples, and says so."""
     run = unequal()
-    report = report_of(replace(run, work=times * run.work), "made")
+    report = report_of(run.replace(work=times * run.work), "made")
     assert report.figures.ranks.samples_per_s == pytest.approx((15.0, 5.0))
     assert any(note.startswith("work cannot be true in 20 of 20 rounds (ranks 0 and 1)") for note in report.notes)

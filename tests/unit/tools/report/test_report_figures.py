@@ -97,7 +97,7 @@ def test_a_forecast_is_drawn_only_where_the_round_that_it_is_for_is_recorded():
     gone = run.take((run.round <= 20) | (run.round > 40))
     forecast = figures(gone, replayed=False).over_time.forecast.rows
     assert np.flatnonzero(np.isnan(forecast[0])).tolist() == [0, 20]
-    thinned = figures(replace(run, round=4 * run.round, every=4), replayed=False)
+    thinned = figures(run.replace(round=4 * run.round, every=4), replayed=False)
     assert np.isnan(thinned.over_time.forecast.rows).all()
     assert np.isnan(thinned.ranks.forecast_error).all()
 
@@ -113,13 +113,13 @@ def test_a_forecast_is_drawn_only_where_the_round_that_it_is_for_is_recorded():
     ],
 )
 def test_what_the_record_leaves_out_is_noted(left_out, note):
-    assert report_of(replace(steady(), **left_out), "run", replayed=False).notes == ([note] if note else [])
+    assert report_of(steady().replace(**left_out), "run", replayed=False).notes == ([note] if note else [])
 
 
 def test_forecasts_of_ranks_that_know_their_fixed_cost_are_for_the_typical_size():
     """10 samples that cost as much as 10 more, at a pace of 100: 20 samples take 0.3 s and 10 take 0.2 s."""
     run = steady(compute_s=[[0.3, 0.3]] * 60, elapsed_s=[0.3] * 60, fixed_samples=[[10, 10]] * 60)
-    run = replace(run, plan=np.full_like(run.plan, 20), samples_per_s=np.full((60, 2), 20 / 0.3))
+    run = run.replace(plan=np.full_like(run.plan, 20), samples_per_s=np.full((60, 2), 20 / 0.3))
     assert figures(run, replayed=False).ranks.forecast_error == pytest.approx([0, 0])
 
 
@@ -144,7 +144,7 @@ def test_of_a_thinned_run_as_many_recorded_rounds_are_replayed(tmp_path, monkeyp
     monkeypatch.setattr("hvd_hetero.tools.report.alternatives.MOST_ROUNDS", 60)
     record(tmp_path / "run.jsonl", Cluster.of_speeds([400, 200]), BSP(), 96, 80)
     run = read_run(tmp_path / "run.jsonl")
-    thinned = replace(run, round=4 * run.round, every=4)
+    thinned = run.replace(round=4 * run.round, every=4)
     for each in (run, thinned):
         assert 50 <= figures(each).alternatives.rounds <= 60
 
@@ -401,7 +401,7 @@ def test_a_single_rank_keeps_together_with_no_other(capsys):
     assert report.verdict.why.startswith("The rank computes for 91% of the time.")
     assert report.figures.alternatives is None
     assert report.figures.no_alternatives == "a single rank does all samples, whatever the split."
-    slow = report_of(replace(run, elapsed_s=np.full(60, 2.0), wait_s=np.full((60, 1), 1.0)), "run").verdict
+    slow = report_of(run.replace(elapsed_s=np.full(60, 2.0), wait_s=np.full((60, 1), 1.0)), "run").verdict
     assert slow.verdict == "Synchronising took 50% of the time."
     assert slow.why.startswith("It waited for the transfer: 50%")
 
@@ -427,7 +427,7 @@ def test_the_noise_scale_is_that_of_the_last_rounds_or_not_known():
     """One that was lost in noise since is old, and the last one alone is a matter of chance."""
     scales = np.concatenate([np.full(150, 300.0), np.zeros(50)])
     columns = {"samples": [[10, 10]] * 200, "compute_s": [[1, 2]] * 200, "elapsed_s": [2.5] * 200}
-    lost = replace(run_of(**columns), noise_scale=scales)
+    lost = run_of(**columns).replace(noise_scale=scales)
     assert np.isnan(figures(lost, replayed=False).noise_scale)
-    grown = replace(lost, noise_scale=np.concatenate([np.full(180, 300.0), np.full(19, 800.0), [5000.0]]))
+    grown = lost.replace(noise_scale=np.concatenate([np.full(180, 300.0), np.full(19, 800.0), [5000.0]]))
     assert figures(grown, replayed=False).noise_scale == 800.0

@@ -106,7 +106,7 @@ def test_the_page_of_a_single_rank_speaks_of_no_other(tmp_path):
 
 def test_what_the_ideal_and_other_splits_do_with_micro_batches_is_told():
     run = run_of([[20, 20]] * 60, [[1, 2]] * 60, [2.1] * 60, wait_s=[[1.1, 0.1]] * 60)
-    cut = replace(run, micro_batches=np.broadcast_to([2, 8], run.samples.shape))
+    cut = run.replace(micro_batches=np.broadcast_to([2, 8], run.samples.shape))
     words = "This run did up to 8 micro-batches a round, and its ideal has as many. These splits do one"
     assert words in page([report_of(cut, "cut")])
     assert words not in page([report_of(run, "run")])

@@ -285,7 +285,7 @@ def test_without_known_waits_all_that_is_not_computing_may_be_the_transfer(tmp_p
     cluster = cluster_of((800, 600, 400), network=Network(latency_s=5e-3))
     record(tmp_path / "run.jsonl", cluster, LBBSP(), BATCH, ROUNDS)
     run = read_run(tmp_path / "run.jsonl")
-    unknown = worth_of_run(replay(replace(run, wait_s=np.full_like(run.wait_s, np.nan))), BATCH)
+    unknown = worth_of_run(replay(run.replace(wait_s=np.full_like(run.wait_s, np.nan))), BATCH)
     assert unknown.transfer_open
     for each in unknown.each:
         assert each.rate.least <= really(without(cluster, each.worker)) <= each.rate.most
@@ -296,7 +296,7 @@ def test_a_worker_that_runs_out_of_memory_does_its_share_in_parts(tmp_path):
     cluster = cluster_of((800, 800), fixed_s=0.02, jitter=0)
     record(tmp_path / "run.jsonl", cluster, BSP(), BATCH, 60, data=WholeRounds(1000, shuffle=True, seed=0))
     run = read_run(tmp_path / "run.jsonl")
-    limited = replace(run, limit=np.full_like(run.limit, 24))
+    limited = run.replace(limit=np.full_like(run.limit, 24))
     unlimited, parts = (worth_of_run(replay(each), BATCH).each[0].rate for each in (run, limited))
     assert unlimited.likely == pytest.approx(96 / (0.12 + 0.02), rel=0.03)
     assert parts.likely == pytest.approx(96 / (0.12 + 4 * 0.02), rel=0.03)

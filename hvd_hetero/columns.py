@@ -1,0 +1,146 @@
+"""The columns of the table that all ranks share, declared once.
+
+A column is one figure that each rank tells of a round. The row that travels (``rounds.RoundReport``), the lines of
+telemetry, the arrays of a recorded run, and the tables of ``docs/telemetry.md`` are made from this list. A row that
+tells of several rounds holds their means.
+
+Seconds are of a monotonic clock; NaN stands for "not known". Columns that a rank does not give are 0.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+__all__ = ["COLUMNS", "Column", "written"]
+
+Written = Literal["always", "sometimes", "never"]
+
+
+class Column(NamedTuple):
+    """One figure of each rank. ``written``: into telemetry; "sometimes" if some rank has it in that round."""
+
+    unit: str
+    meaning: str
+    written: Written = "never"
+    whole: bool = False
+
+
+_PADDED = "times the samples of a batch times its longest"
+
+COLUMNS: dict[str, Column] = {
+    "samples": Column("samples", "what each rank did", "always", whole=True),
+    "micro_batches": Column(
+        "",
+        "in how many pieces; beside a reducer of your own, those that the policy counts: micro-batches of a loader are "
+        "parts of one",
+        "always",
+        whole=True,
+    ),
+    "compute_s": Column("s", "forward, backward, and the previous round's update; no waiting", "always"),
+    "input_s": Column("s", "waiting for the rank's own data", "always"),
+    # A round's waiting is known only after its row has left, so it travels in the row of the next round.
+    "wait_s": Column(
+        "s",
+        "waiting for others, and the transfer ([below](#waiting-and-computing)); `null` for the last round of a run",
+        "always",
+    ),
+    "samples_per_s": Column(
+        "1/s",
+        "the speed that the rank expects of itself ([below](#expected-speed)); `null` before it has measured one",
+        "always",
+    ),
+    "cpu": Column("share", "the rank's CPU driver: how much of its CPU is available to it", "always"),
+    "memory": Column("share", "the rank's memory driver: how much memory is still available to it", "always"),
+    # What must be the same on all ranks, or in some of them (`consistency`).
+    "fingerprint": Column("", "a checksum of the plan, and of the place in the data, that the rank believes in"),
+    "settings": Column("", "one number made of the optimizer's hyper-parameters"),
+    "witness": Column("", "the size of a piece of the parameters, in this round or the one before; 0: not known"),
+    "bits": Column("", "a checksum of that piece's bits, which processors that round alike have in common"),
+    "kernels": Column("", "a checksum of the processor and its threads"),
+    "broken": Column("", "1: this rank's gradient of the round holds NaN or an infinity"),
+    "contents": Column("", "one number for the samples that the round was cut from; 0: not compared"),
+    "once_s": Column(
+        "s",
+        "of `compute_s` and `input_s`, what comes once a round: the update before it (beside a reducer of "
+        "your own: in it), and waiting for its first micro-batch; 0: not known (on CUDA devices)",
+        "sometimes",
+    ),
+    "fixed_samples": Column(
+        "samples",
+        "LB-BSP: a micro-batch's fixed cost, in samples that would take as long, learned from the table of all ranks; "
+        "0: no evidence yet",
+        "sometimes",
+    ),
+    "limit": Column(
+        "samples",
+        "the largest micro-batch that the rank's memory is known to allow, with headroom; 0: none has failed",
+        "sometimes",
+        whole=True,
+    ),
+    "slope_s": Column(
+        "s", '`LBBSP(device="gpu")`: seconds per sample beyond saturation; 0: not known yet', "sometimes"
+    ),
+    "intercept_s": Column("s", "the same: fixed seconds of a micro-batch; 0: not known yet", "sometimes"),
+    "saturation": Column("samples", "the same: a smaller micro-batch saves no time; 0: not known yet", "sometimes"),
+    # What `compute_s` and `input_s` were measured on, which may belong to the round before; 0 if these say nothing
+    # about the speed (a short round, or the very first). Samples of unequal cost count as `work` does.
+    "timed_samples": Column("samples", "the samples that the times were measured on; 0: they teach no speed"),
+    # Then `compute_s`, `input_s` and `timed_samples` belong to the round before, too. 0: the rank's clock gives the
+    # times of this round.
+    "lap_s": Column("s", "what the round before took on this rank's device, whose work is queued"),
+    "ended": Column("", "1: the rank reads a part of the data alone, and that part ends with this round"),
+    # From here on, of about the last second (`measurement.hindrances`); NaN in the first.
+    "throttled": Column(
+        "share",
+        "of the last second or so ([below](#what-keeps-a-rank-from-its-work)): a quota held the rank back",
+        "sometimes",
+    ),
+    "quota_cores": Column("cores", "what the strictest quota allows; 0: there is none", "sometimes"),
+    "contended": Column("share", "other processes ran in the rank's place, while it was ready", "sometimes"),
+    "stolen": Column("share", "of the busy time of the rank's cores: the hypervisor took it", "sometimes"),
+    "stalled": Column("share", "the rank, or its control group, waited for memory", "sometimes"),
+    "faults_per_s": Column("1/s", "pages that the rank had to read back from disk", "sometimes"),
+    "collecting": Column("share", "Python collected garbage", "sometimes"),
+    "clock": Column(
+        "share",
+        "frequency of the rank's core, of the highest that this very core can have; 0: not known",
+        "sometimes",
+    ),
+    "sent_mb_s": Column(
+        "MB/s",
+        "what the rank's host, or its container, sent to others, over all interfaces but the loopback; 0: not known, "
+        "or nothing",
+        "sometimes",
+    ),
+    "weight": Column("", "what this rank's mean gradient counts in the round's: its samples, or what `weight_of` says"),
+    "work": Column("", "with `cost_of`: the samples of the round, each as many as it costs of a mean one", "sometimes"),
+    # The coefficients of `SampleFigures`; 0 in all five: not known.
+    "cost_number": Column(
+        "",
+        "with `cost_of`: what a sample costs besides its length, as each rank has measured it; a mean sample costs 1",
+        "sometimes",
+    ),
+    "cost_length": Column("", "times the length: what it costs for that", "sometimes"),
+    "cost_square": Column("", "times the length's square", "sometimes"),
+    "cost_padded": Column("", f"{_PADDED}: what the batch costs for being filled up to that", "sometimes"),
+    "cost_padded_square": Column("", f"{_PADDED}'s square", "sometimes"),
+    "padding": Column(
+        "share", "of the rank's work, what went into filling batches up to their longest sample", "sometimes"
+    ),
+    "by_number": Column(
+        "",
+        "the time of the round's latest rank if samples were divided by number, as a multiple of what it is by cost, "
+        "both as forecast; the same on all ranks",
+        "sometimes",
+    ),
+    # Of an earlier round, whose gradients were measured.
+    "gradient_samples": Column("samples", "the rank's samples in it; 0: none was measured since the last table"),
+    "gradient_square": Column("", "the squared norm of its mean gradient; of several, the mean by samples"),
+    "further_batches": Column("", "its batches beyond one: micro-batches, where each is measured by itself"),
+    "mean_square": Column("", "the squared norm of the mean gradient over all ranks"),
+}
+
+
+def written(when: Written) -> dict[str, Column]:
+    """Return the columns that are written into telemetry at these times."""
+    return {name: column for name, column in COLUMNS.items() if column.written == when}
