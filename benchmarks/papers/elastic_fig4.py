@@ -104,9 +104,9 @@ def train(policy: Policy | Scheme, seed: int, machines: Cluster | None = None) -
         server = ServerSimulation(machines, policy, BATCH, data=data, model=model)
         result, step, trained = server.result, (lambda: server.run(4)), model
     else:
-        decisions_s = timed(policy)
         learner = learner_for(policy, problem, RATE, seed)
         rounds = RoundSimulation(machines, policy, BATCH * len(SPEEDS), data=data, learner=learner)
+        decisions_s = timed(rounds.policy)
         result, step, trained = rounds.result, rounds.step, learner
     curve: list[tuple[float, int, float]] = []
     seen = judged = 0

@@ -11,7 +11,6 @@ import os
 import numpy as np
 import pytest
 from late_jobs import Job
-from recorded_runs import recovery_of
 
 from hvd_hetero import late_tables
 from hvd_hetero.policies import BSP, LBBSP, ElasticBSP, LBNonBlocking, NonBlocking, SelfAdaptive, StaticAllocation
@@ -82,7 +81,7 @@ def record(path, case):
         Telemetry(path, every=case["every"]), policy=policy.name, workers=case["ranks"], global_batch=BATCH
     )
     if case["joins"]:
-        writer.recovery = recovery_of(case["ranks"])
+        writer.recovered_s = 2.5
     if case["reducer"] == "own":
         batch = RecordedBatches(totals_of(case)) if case["batch"] == "adapts" else BATCH
         data = WholeRounds(10 * BATCH + BATCH // 3, shuffle=True, seed=0) if case["ends_short"] else None
