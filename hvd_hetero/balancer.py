@@ -473,6 +473,12 @@ class Balancer:
         """Note how long the optimizer's update took."""
         self.meter.applied(seconds)
 
+    def begin_anew(self) -> None:
+        """Begin the training of another model, between two rounds: see ``Planner.begin_anew``."""
+        self.abandon()
+        self._planner.begin_anew()
+        self.rate_factor = 1.0
+
     def abandon(self) -> None:
         """Forget the current round, which no synchronisation has seen; the next one uses its plan."""
         if self._state is _State.SYNCHRONISING:

@@ -75,6 +75,13 @@ class Planner:
         self._said_to_rest: set[int] = set()
         self._plausibility = Plausibility(workers, first.typical_size, logs=logs) if policy.measures else None
 
+    def begin_anew(self) -> None:
+        """Where the global batch adapts, begin another training with the first one, by the same machines."""
+        if self.goodput is not None:
+            self.goodput.begin(self.policy, self.workers)
+            self.noise = GradientNoise()
+            self._plans = deque([self.policy.resized(plan, self.global_batch) for plan in self._plans])
+
     @property
     def lead(self) -> int:
         """How many rounds ahead plans are fixed."""

@@ -320,7 +320,8 @@ def losses_pass_through(model: Any, wrap: Callable[[Any], Any]) -> Callable[[], 
 def loss_totals(model: Any) -> list[tf.Variable]:
     """Return the sums of Keras's own means of the loss, in which a batch's loss counts as many times as its samples."""
     container = model._compile_loss if is_keras_3(model) else model.compiled_loss
-    metrics = [*(container.metrics if container is not None else ()), getattr(model, "_loss_tracker", None)]
+    metrics = [] if container is None else [*container.metrics, getattr(container, "_total_loss_mean", None)]
+    metrics.append(getattr(model, "_loss_tracker", None))
     return tf_variables(metric.total for metric in metrics if hasattr(metric, "total"))
 
 

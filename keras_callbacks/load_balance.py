@@ -142,8 +142,10 @@ class LoadBalance(Face, tf.keras.callbacks.Callback):  # type: ignore[misc]
 
     def set_model(self, model: Any) -> None:
         """Wrap the optimizer and the train step, before the train function is made of them."""
-        super().set_model(model)
         session = self._session
+        if self.model not in (None, model):
+            session.balancer.begin_anew()  # another model's noise and progress say nothing of this one
+        super().set_model(model)
         session.skipped = 0
         if is_wrapped(session, model):
             return

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import horovod.tensorflow as hvd
+import tensorflow as tf
 
 from keras_callbacks.keras_versions import (
     backend_of,
@@ -14,7 +16,7 @@ from keras_callbacks.keras_versions import (
     steps_per_execution,
 )
 
-__all__ = ["check_compiled", "check_layers", "check_rate", "layers_that_wait"]
+__all__ = ["check_compiled", "check_layers", "check_local", "check_rate", "layers_that_wait"]
 
 
 def check_compiled(model: Any) -> None:
@@ -77,6 +79,19 @@ def check_rate(optimizer: Any) -> None:
         )
 
 
+def check_local(optimizer: Any, local_layers: Sequence[Any]) -> None:
+    """Refuse an optimizer whose update of shared variables would go by the gradients of a rank's own layers."""
+    clipped = getattr(getattr(optimizer, "inner_optimizer", optimizer), "global_clipnorm", None)
+    if local_layers and (clipped or scales_losses(optimizer)):
+        what = f"global_clipnorm={clipped}" if clipped else "LossScaleOptimizer"
+        raise ValueError(
+            f"{what} of the optimizer goes by all gradients together, and those of local_layers, here "
+            f"{', '.join(layer.name for layer in local_layers)}, differ by rank, so ranks would change what they share "
+            f"differently; {'use clipnorm or clipvalue' if clipped else 'train in mixed_bfloat16 or float32'}, or "
+            "leave local_layers out"
+        )
+
+
 def _is_another(value: Any, *known: Any) -> bool:
     values = value if isinstance(value, list | tuple) else [value]
     return any(hasattr(type(v), "apply_gradients") and all(v is not one for one in known) for v in values)
@@ -92,6 +107,13 @@ def check_layers(model: Any, policy: str) -> None:
 
     Their waiting is inside the graph, and looks like computing: all ranks would seem equally fast.
     """
+    norms = [v for v in model._flatten_layers() if isinstance(v, tf.keras.layers.BatchNormalization) and v.trainable]
+    if alone := [layer.name for layer in norms if getattr(layer, "synchronized", False)]:
+        raise ValueError(
+            f"BatchNormalization(synchronized=True), here {', '.join(alone)}, goes over the replicas of a "
+            "tf.distribute strategy, and not over Horovod's ranks. Use a normalisation that needs no other rank, such "
+            "as GroupNormalization, or leave synchronized out: each rank then normalises by its own samples"
+        )
     if policy == "bsp":
         return
     if waiting := layers_that_wait(model):

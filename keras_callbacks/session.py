@@ -12,7 +12,7 @@ from hvd_hetero.session import Session
 from keras_callbacks.keras_versions import build_optimizer, rate_times
 from keras_callbacks.metrics.of_all_ranks import Evaluation
 from keras_callbacks.pipeline.queue import RoundQueue
-from keras_callbacks.refusals import check_layers, check_rate, layers_that_wait
+from keras_callbacks.refusals import check_layers, check_local, check_rate, layers_that_wait
 from keras_callbacks.start import CommonStart
 from keras_callbacks.step.calls import SHARE, RoundCalls
 from keras_callbacks.step.device import Device
@@ -103,6 +103,7 @@ class FitSession:
         """Give all ranks rank 0's weights and optimizer state; rounds of this optimizer follow."""
         self.trains_here()
         check_layers(model, self.policy.name)
+        check_local(optimizer, self.local_layers)
         if self.balancer.goodput is not None:
             check_rate(optimizer)
         self.calls.repeats = self._repeats and not layers_that_wait(model)  # there, no rank may do more than the others

@@ -57,7 +57,10 @@ def wrap(session: FitSession, model: Any) -> None:
     synchroniser = _synchroniser_of(session, model)
     weight_of = None if session.queue is None else session.queue.weight_of
     weights = Weights(weight_of, logs=session.wire.rank == 0)
-    graph = GraphRound(session.calls, synchroniser, session.local_layers, weights, gathers=session.gathers)
+    graph = GraphRound(
+        session.calls, synchroniser, session.local_layers, weights,
+        gathers=session.gathers, lacks=session.common_start.lacks,
+    )  # fmt: skip
     if session.weighs:
         session.on_release(losses_pass_through(model, weights.of_loss))
     if isinstance(synchroniser, GraphAllreduce) and not session.gathers and not session.local_layers:

@@ -93,6 +93,7 @@ class Goodput:
 
     def begin(self, policy: Policy, workers: int) -> None:
         """Begin a training by this policy; raise if it cannot divide batches of these sizes among so many ranks."""
+        self.progress, self._waited, self._transfer = 0.0, 0, EMA()
         if not (policy.shares_alone and policy.keeps_total):
             raise ValueError(
                 f"global_batch=Goodput(…) needs a policy that decides shares alone, and {policy.name!r} decides more; "

@@ -58,6 +58,7 @@ class JoinedMetrics:
         """Variables that the step advances, alike on all ranks: a copy that follows the weights, a count of steps."""
         self.in_step = False
         """True while a step runs."""
+        self._weighed: list[tf.Variable] = []  # means over rounds, by what micro-batches count
 
     def observed(
         self,
@@ -91,8 +92,21 @@ class JoinedMetrics:
             weigh(per_batch, counted)
             if counted is not of_samples:
                 of_losses = set(names_of(loss_totals(self._model))) - {u.variable._unique_id for u in per_batch}
-                weigh([updates[v] for v in of_losses & updates.keys()], tf.math.divide_no_nan(counted, of_samples))
+                totals = [updates[v] for v in of_losses & updates.keys()]
+                weigh(totals, tf.math.divide_no_nan(counted, of_samples))
+                self._weighed = [u.variable for u in per_batch + totals]
         return logs
+
+    def read(self) -> dict[str, tf.Tensor]:
+        """Return the present state, in the graph that is traced, and begin a round of several micro-batches."""
+        self._weighed = []
+        return {v._unique_id: v.read_value() for v in [*self.state(), *loss_totals(self._model)]}
+
+    def correct(self, before: Mapping[str, tf.Tensor], factor: tf.Tensor) -> None:
+        """Multiply what a round has added to means over rounds by the factor from its planned weight to its own."""
+        for variable in self._weighed:
+            if (value := before.get(variable._unique_id)) is not None:
+                variable.assign(value + (variable - value) * tf.cast(factor, value.dtype))
 
     @property
     def changed(self) -> list[tf.Variable]:

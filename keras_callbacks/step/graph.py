@@ -18,7 +18,7 @@ there is one micro-batch, and no shape changes: whatever the sizes do, the step 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -28,7 +28,7 @@ from keras_callbacks.keras_versions import Update, as_it_is, as_keras_would, nam
 from keras_callbacks.metrics.of_all_ranks import JoinedMetrics
 from keras_callbacks.step.calls import SHARE, RoundCalls
 from keras_callbacks.step.graph_synchroniser import Gradient, GraphAllreduce, GraphSynchroniser, scaled
-from keras_callbacks.step.own_changes import changed_by
+from keras_callbacks.step.own_changes import changed_by, trained_by
 from keras_callbacks.step.weights import Weights
 
 __all__ = ["GraphRound"]
@@ -56,13 +56,16 @@ class GraphRound:
         weights: Weights | None = None,
         *,
         gathers: bool = False,
+        lacks: Callable[[Iterable[Any]], list[Any]] = lambda variables: [],
     ) -> None:
-        """``gathers``: a round may have several micro-batches."""
+        """``gathers``: a round may have several micro-batches. ``lacks`` returns variables that ranks begin apart."""
         self._calls = calls
         self._local_layers = local_layers
         self._synchroniser = synchroniser
         self._weights = Weights() if weights is None else weights
         self._gathers = gathers
+        self._lacks = lacks
+        self._updated: list[Any] = []  # by the update of the step that is traced
         self._state: tf.Tensor | None = None
         self._counted: tf.Tensor | None = None
         """This rank's share of a round of one micro-batch, if that weighs something else than its samples."""
@@ -79,12 +82,17 @@ class GraphRound:
         self._figures = figures
 
         def observed(data: Any, state: tf.Tensor, *, again: bool = False) -> Any:
-            self._graph = tf.compat.v1.get_default_graph()
+            self._graph = graph = tf.compat.v1.get_default_graph()
+            self._updated = []
             self._weights.begin(data, state[_PART])
             try:
-                return figures.observed(as_keras_would(step), data, lambda: self._shares(state[_PART]), again=again)
+                with tf.name_scope("step"):  # only operations within a scope have gradients that can be told by a name
+                    logs = figures.observed(as_keras_would(step), data, lambda: self._shares(state), again=again)
             finally:
                 self._weights.end()
+            if self._updated and not (again or tf.executing_eagerly()):  # else the step is refused for that
+                self._require_synchronised(trained_by(graph, self._lacks))
+            return logs
 
         return as_it_is(lambda data: whole(observed, data))
 
@@ -109,15 +117,19 @@ class GraphRound:
             self._counted = self._calls.ask(self._calls.weigh, SHARE, weight)
         return state[_SHARE] if self._counted is None else self._counted
 
-    def _shares(self, of_samples: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def _shares(self, state: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Return the micro-batch's share in means over the round, as known after its step; and that of its samples."""
+        if self._gathering:  # the sum over micro-batches is corrected once the round's weight is known
+            weight = None if self._gathered is None else self._gathered[1]
+            return state[_PART] if weight is None else weight / state[_PLANNED], state[_PART]
         if self._counted is None or self._synchroniser.correction is None:
-            return of_samples, of_samples
-        return self._counted[0] * self._synchroniser.correction, of_samples
+            return state[_PART], state[_PART]
+        return self._counted[0] * self._synchroniser.correction, state[_PART]
 
     def receive(self, gradients: list[Any], variables: list[Any], update: Update) -> Any:
         """Take the gradients that the train step hands to the optimizer."""
         self._look_at(gradients, variables)
+        self._updated = [v for g, v in zip(gradients, variables, strict=True) if g is not None]
         if self._gathering:
             if self._gathered is not None:
                 raise ValueError(_TWICE)
@@ -130,6 +142,17 @@ class GraphRound:
         if state is None:
             raise RoundStateError(_OUTSIDE)
         return update(self._synchronised(gradients, variables, self._share(state), weighed))
+
+    def _require_synchronised(self, trained: list[tf.Variable]) -> None:
+        """Refuse variables that the step trains beside the synchronised update, or that ranks begin apart."""
+        synchronised = set(names_of(updated := tf_variables(self._updated))) | self._own()
+        beside = [v for v in trained if v._unique_id not in synchronised]
+        if found := beside + self._lacks(updated):
+            raise ValueError(_BESIDE.format(number=len(found), name=found[0].name.removesuffix(":0")))
+
+    def _own(self) -> set[str]:
+        """Return the names of what this rank trains by itself."""
+        return set(names_of(tf_variables(v for layer in self._local_layers for v in layer.trainable_variables)))
 
     def _look_at(self, gradients: list[Any], variables: list[Any]) -> None:
         """Refuse an update that only some rounds make; warn, once, of gradients that are changed before the sum."""
@@ -161,6 +184,7 @@ class GraphRound:
         """Do a round of any number of micro-batches: the update follows when all are done."""
         self._state, data = self._begin(data)
         self._counted = None
+        before = self._figures.read()
         try:
             gradients, weight, (variables, update), logs = self._gather(step, data, self._state)
             if advanced := self._figures.advanced:
@@ -189,6 +213,8 @@ class GraphRound:
         self._state = None
         reached = [v for v in variables if v is not None]
         reduced = iter(self._synchronised(gradients, reached, state[_SHARE], weighed))
+        if weighed and self._synchroniser.correction is not None:
+            self._figures.correct(before, self._synchroniser.correction)
         if not self._calls.policy.updates_locally:
             update([None if v is None else next(reduced) for v in variables])
         return logs
@@ -267,7 +293,7 @@ class GraphRound:
 
         The latter are zero if it has held no data.
         """
-        own = names_of(tf_variables(v for layer in self._local_layers for v in layer.trainable_variables))
+        own = self._own()
         shared = [
             g is not None and name not in own
             for g, name in zip(gradients, names_of(tf_variables(variables)), strict=True)
@@ -326,6 +352,11 @@ _CHANGED = (
     "train_step changes gradients, or weights by them, before ranks sum them (%r), so the result depends on how the "
     "batch is divided. The optimizer gets the sum: use its clipnorm, global_clipnorm or clipvalue, or override "
     "apply_gradients in a subclass of it"
+)
+_BESIDE = (
+    "train_step trains {number} variables, first {name!r}, that LoadBalance does not synchronise: it sums gradients "
+    "that model.optimizer gets for variables of the model. Make all models that train_step trains attributes of the "
+    "one that fit trains, and update them in one call of its optimizer; torch_hooks takes several optimizers"
 )
 _NEVER = (
     "train_step did not call model.optimizer, so nothing would be synchronised; update by "

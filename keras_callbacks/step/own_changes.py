@@ -1,8 +1,8 @@
-"""Find what a train step does to this rank's gradients before ranks sum them, in its graph."""
+"""Find what a train step does with this rank's own gradients, in its graph."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -10,9 +10,10 @@ import tensorflow as tf
 from keras_callbacks.keras_versions import names_of, tf_variables
 from keras_callbacks.metrics.reductions import updates_in, variables_of
 
-__all__ = ["changed_by"]
+__all__ = ["changed_by", "trained_by"]
 
 _TAPE = "gradient_tape/"  # the scope of a tape's operations
+_WRITES = ("Assign", "ResourceApply", "ResourceScatter", "ResourceSparseApply")
 _CHOICES = {"Select", "SelectV2"}  # linear, unless the condition depends on the gradient
 _NOT_LINEAR = _CHOICES | {
     "Abs", "ClipByValue", "EuclideanNorm", "IsFinite", "IsNan", "L2Loss", "Max", "Maximum", "Min", "Minimum", "Pow",
@@ -29,11 +30,8 @@ def changed_by(gradients: Sequence[Any], variables: Sequence[Any]) -> str | None
     if tf.executing_eagerly() or not tensors:
         return None
     graph = tensors[0].graph
-    operations = graph.get_operations()  # in the order of tracing
-    of_gradients: set[str] = set()
-    for operation in operations:
-        if operation.name.startswith(_TAPE) or any(t.op.name in of_gradients for t in operation.inputs):
-            of_gradients.add(operation.name)
+    operations = graph.get_operations()
+    of_gradients = _of_gradients(operations)
     needed = {t.op.name for t in tensors}
     for operation in reversed(operations):
         if operation.name in needed and not operation.name.startswith(_TAPE):
@@ -46,3 +44,56 @@ def changed_by(gradients: Sequence[Any], variables: Sequence[Any]) -> str | None
     handles = {name: v for name, v in variables_of(graph, known).items() if v._unique_id in trained}
     assigned = [value.op.name for update in updates_in(graph, handles).values() for value in update.values]
     return next((str(name) for name in assigned if name in of_gradients), None)
+
+
+def trained_by(graph: Any, lacks: Callable[[Iterable[Any]], list[Any]]) -> list[tf.Variable]:
+    """Return the trainable variables that a traced step changes by gradients, also in its branches and functions.
+
+    ``lacks`` returns, of variables, those that no rank broadcasts: momentum of an optimizer that is not wrapped, say.
+    """
+    handles, operations = variables_of(graph), graph.get_operations()
+    unknown = set(names_of(lacks(handles.values())))
+    of_gradients = _of_gradients(operations, {name for name, v in handles.items() if v._unique_id in unknown})
+    found: dict[str, tf.Variable] = {}
+    for operation in operations:
+        taken = [(number, handles.get(t.name)) for number, t in enumerate(operation.inputs)]
+        written = [v for number, v in taken if v is not None and v.trainable and _writes(operation, number)]
+        if written and (operation.name in of_gradients or _has_tape(operation)):
+            found |= {v._unique_id: v for v in written}
+    return list(found.values())
+
+
+def _of_gradients(operations: Sequence[Any], through: Container[str] = ()) -> set[str]:
+    """Return the names of operations that compute with gradients, of all in the order of tracing.
+
+    ``through``: the handles of variables that hold gradients once something of gradients is written to them.
+    """
+    found: set[str] = set()
+    for operation in operations:
+        if operation.name.startswith(_TAPE) or any(t.op.name in found for t in operation.inputs):
+            found.add(operation.name)
+            found.update(
+                t.op.name for i, t in enumerate(operation.inputs) if t.name in through and _writes(operation, i)
+            )
+    return found
+
+
+def _writes(operation: Any, number: int) -> bool:
+    """Return whether an operation writes this input: of functions and branches, TensorFlow notes what they read."""
+    try:
+        return number not in operation.get_attr("_read_only_resource_inputs")
+    except ValueError:
+        return bool(operation.type.startswith(_WRITES))
+
+
+def _has_tape(operation: Any) -> bool:
+    """Return whether a function that an operation calls, or one within it, takes gradients."""
+    library = {f.signature.name: f for f in operation.graph.as_graph_def().library.function}
+    names = [value.func.name for value in operation.node_def.attr.values() if value.func.name]
+    for name in names:  # which grows
+        nodes = library[name].node_def if name in library else ()
+        if any(node.name.startswith(_TAPE) for node in nodes):
+            return True
+        called = {value.func.name for node in nodes for value in node.attr.values()}
+        names += sorted(called & library.keys() - set(names))
+    return False

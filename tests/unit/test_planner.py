@@ -124,6 +124,21 @@ def test_a_batch_that_adapts_moves_for_later_rounds_and_survives_a_change_of_ran
     assert resumed.state_dict() == first.state_dict()
 
 
+def test_another_model_begins_with_the_first_batch_and_without_the_noise_and_progress_of_the_former():
+    planner = Planner(LBBSP(), 2, Goodput(start=80, least=20, most=640))
+    for _ in range(80):
+        noisy_round(planner)
+        planner.goodput.advance(planner.plan().total, planner.noise)
+    fast, slow = planner.plan().samples
+    assert fast + slow > 80
+    planner.begin_anew()
+    assert sum(planner.plan().samples) == 80
+    assert planner.plan().samples[0] == pytest.approx(80 * fast / (fast + slow), abs=2), "the same machines"
+    assert math.isnan(planner.noise.scale)
+    assert planner.goodput.progress == 0.0
+    assert planner.rounds == 80, "names on the wire and records go on"
+
+
 def test_the_noise_is_measured_where_it_decides_nothing_and_epochs_correct_it():
     planner = Planner(BSP(), 2, 80)
     noisy_round(planner)

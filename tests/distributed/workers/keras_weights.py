@@ -63,6 +63,22 @@ def two_heads() -> Any:
     return keras.Model(words, [keras.layers.Dense(1, name="a")(hidden), keras.layers.Dense(1, name="b")(hidden)])
 
 
+def with_two_labels() -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Labels for two heads, of which -1 does not count, in some rounds more than in others."""
+    x, _ = texts()
+    labels = np.where((x.sum(1) + np.arange(SAMPLES)) % 7 < 3, x.sum(1) / 50.0, -1.0)[:, None]
+    return x, {"a": labels, "b": np.where(labels >= 0, labels**2, -1.0)}
+
+
+def labelled_mean(y: tf.Tensor, told: tf.Tensor) -> tf.Tensor:
+    counts = tf.cast(y >= 0, told.dtype)
+    return tf.math.divide_no_nan(tf.reduce_sum(counts * (told - y) ** 2), tf.reduce_sum(counts))
+
+
+def two_losses() -> dict[str, Any]:
+    return {"loss": {"a": labelled_mean, "b": labelled_mean}, "loss_weights": {"a": 1.0, "b": 0.5}}
+
+
 def token_mean(y: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
     """The mean over words; NaN of a batch without any."""
     counts = tf.cast(y >= 0, logits.dtype)
@@ -236,6 +252,13 @@ def by_cost(**resized: Any) -> dict[str, Any]:
 CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "weight_of": lambda: case(of_weight(), texts(), resized={"weight_of": words}),
     "weight_of, micro-batches": lambda: case(of_weight(), texts(), most=4, resized={"weight_of": words}),
+    "weight_of, outputs": lambda: case(
+        two_losses, with_two_labels(), two_heads, resized={"weight_of": lambda x, y: tf.math.count_nonzero(y["a"] >= 0)}
+    ),
+    "weight_of, outputs, micro-batches": lambda: case(
+        two_losses, with_two_labels(), two_heads, most=4,
+        resized={"weight_of": lambda x, y: tf.math.count_nonzero(y["a"] >= 0)},
+    ),
     "weight_of, a loop": loop,
     "masks": lambda: case(of_masks, filled(), lambda: tagger(masked=True)),
     "masks, micro-batches": lambda: case(of_masks, filled(), lambda: tagger(masked=True), most=4),

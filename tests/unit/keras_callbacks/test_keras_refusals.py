@@ -114,6 +114,15 @@ def test_a_loop_with_a_batch_that_stays_gets_the_optimizer_back_at_its_own_rate(
     assert np.allclose(weights - model.get_weights()[0], 0.1)
 
 
+def test_a_fit_of_another_model_begins_its_progress_anew_and_one_of_the_same_goes_on():
+    balance = LoadBalance("bsp", global_batch=Goodput(start=4, least=2, most=8))
+    batches, told = resize_batches((X, Y), balance), []
+    for model in (first := network(), first, network()):
+        model.fit(batches, epochs=2, verbose=0, shuffle=False, callbacks=[balance])
+        told.append((balance.progress, balance.rounds))
+    assert told == [(4.0, 4), (8.0, 8), (4.0, 12)]
+
+
 def test_a_batch_that_adapts_is_refused_where_it_cannot_and_not_known_ahead():
     adapting = Goodput(start=4, least=2, most=8)
     with pytest.raises(ValueError, match="sync='allreduce'"):
@@ -521,3 +530,122 @@ def test_a_loop_that_skips_a_batch_is_told_so_and_one_that_is_left_can_begin_ane
 def test_datasets_that_cannot_be_shared_out_are_refused(dataset, error, message):
     with pytest.raises(error, match=message):
         DatasetSource(dataset())
+
+
+def _critic():
+    critic = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1, name="critic")])
+    optimizer = keras.optimizers.SGD(0.1)
+    optimizer.build(critic.trainable_variables)
+    critic.compile(optimizer, "mse")
+
+    def train(batch, by=lambda gradients, variables: optimizer.apply_gradients(zip(gradients, variables, strict=True))):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((critic(batch[0]) - 2.0 * batch[1]) ** 2)
+        by(tape.gradient(loss, critic.trainable_variables), critic.trainable_variables)
+
+    return critic, optimizer, train
+
+
+def by_hand(gradients, variables):
+    for gradient, variable in zip(gradients, variables, strict=True):
+        variable.assign_sub(0.1 * gradient)
+
+
+@pytest.mark.parametrize("policy", ["bsp", SEVERAL], ids=["one", "several"])
+@pytest.mark.parametrize("how", ["closure", "by hand", "tf.function", "branch", "dict", "submodel"])
+def test_what_a_train_step_trains_beside_the_optimizer_is_refused_by_name_before_the_first_round(how, policy):
+    critic, optimizer, train = _critic()
+    compiled = tf.function(train) if how == "tf.function" else None
+
+    class Both(Stepping):
+        def train_step(self, batch):
+            if how == "branch":
+                tf.cond(tf.reduce_sum(batch[0]) > 0.0, lambda: [train(batch), 1.0][1], lambda: 0.0)
+            elif how == "by hand":
+                train(batch, by_hand)
+            else:
+                (compiled or train)(batch)
+            return super().train_step(batch)
+
+    inputs = keras.layers.Input((2,))
+    model = Both(inputs, keras.layers.Dense(1)(inputs))
+    if how in ("dict", "submodel"):
+        model.critic = critic
+    if how == "dict":
+        model.optimizers = {"critic": optimizer}
+    model.compile("sgd", "mse")
+    before = critic.get_weights()
+    with pytest.raises(ValueError, match=r"trains \d variables, first '.*(critic|dense).*kernel'.*model\.optimizer"):
+        fit(model, policy)
+    assert all((a == b).all() for a, b in zip(before, critic.get_weights(), strict=True))
+
+
+def test_what_the_optimizer_trains_that_ranks_begin_apart_is_refused():
+    critic, _, _ = _critic()
+
+    class Both(Stepping):
+        def train_step(self, batch):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self(batch[0]) + critic(batch[0]) - batch[1]) ** 2)
+            variables = self.trainable_variables + critic.trainable_variables
+            gradients = tape.gradient(loss, variables)
+            self.optimizer.apply_gradients(zip(gradients, variables, strict=True))
+            return {"own": loss}
+
+    inputs = keras.layers.Input((2,))
+    model = Both(inputs, keras.layers.Dense(1)(inputs))
+    model.compile(optimizer := keras.optimizers.SGD(0.1), "mse")
+    optimizer.build(model.trainable_variables + critic.trainable_variables)
+    with pytest.raises(ValueError, match=r"trains 2 variables.*attributes"):
+        fit(model)
+
+
+def test_what_a_step_advances_beside_gradients_is_not_refused():
+    """A teacher that follows, statistics of batches, layers with functions of their own, and a rank's own layers."""
+    teacher, _, _ = _critic()
+    seen = tf.Variable(0.0)
+    trained, _, train = _critic()
+
+    class Following(Stepping):
+        def train_step(self, batch):
+            told = super().train_step(batch)
+            train(batch)
+            tf.function(lambda: [t.assign(0.9 * t + 0.1) for t in teacher.weights] and None)()
+            seen.assign_add(tf.reduce_mean(batch[0]))
+            return told
+
+    inputs = keras.layers.Input((2,))
+    hidden = keras.layers.LSTM(2)(keras.layers.Reshape((2, 1))(inputs))
+    hidden = keras.layers.BatchNormalization()(hidden)
+    model = Following(inputs, keras.layers.Dense(1)(hidden))
+    model.compile("adam", "mse")
+    assert fit(model, local_layers=trained.layers)[1].rounds == 2
+    assert float(seen) == 2.0
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "message"),
+    [
+        (lambda: keras.optimizers.SGD(0.1, global_clipnorm=1.0), r"global_clipnorm=1\.0.*local_layers, here head.*use"),
+        (lambda: keras.mixed_precision.LossScaleOptimizer(keras.optimizers.SGD(0.1)), r"LossScale.*local_layers"),
+    ],
+    ids=["global_clipnorm", "a loss scale"],
+)
+def test_layers_of_a_rank_are_refused_where_the_optimizer_goes_by_all_gradients(optimizer, message):
+    inputs = keras.layers.Input((2,))
+    model = Stepping(inputs, keras.layers.Dense(1, name="head")(keras.layers.Dense(2)(inputs)))
+    model.compile(optimizer(), "mse")
+    with pytest.raises(ValueError, match=message):
+        fit(model, local_layers=[model.get_layer("head")])
+
+
+@pytest.mark.parametrize("policy", ["bsp", "lb-bsp"])
+def test_a_batch_norm_that_would_not_be_synchronised_is_refused_by_name(policy):
+    norm = keras.layers.BatchNormalization(synchronized=True, name="together")
+    model = keras.Sequential([keras.layers.Input((2,)), norm, keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match=r"synchronized=True\), here together.*GroupNormalization"):
+        fit(model, policy)
+    norm.trainable = False  # it uses its running statistics
+    model.compile("sgd", "mse")
+    assert fit(model, policy)[1].rounds == 2
