@@ -1,7 +1,7 @@
 r"""All figures of a report, from a recorded run: a pure function ``figures(run)``.
 
-``attribution`` has the mathematics of where the time went and which rank cost how much, ``speeds`` that of speeds,
-forecasts and scores, ``alternatives`` what another split would have made. With
+``attribution`` has the mathematics of where the time went and which rank cost how much, ``speeds`` that of
+speeds, ``alternatives`` what another split would have made. With
 E = sum_k e_k over the rounds that count, and T_k the ideal:
 
     slowdown            E / sum_k T_k: 1 for a run in which all ranks compute all the time
@@ -17,7 +17,7 @@ Shapes: K rounds, n ranks, B blocks of rounds.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,7 @@ from hvd_hetero.telemetry.run import Run
 from hvd_hetero.tools.report.alternatives import Alternatives, alternatives
 from hvd_hetero.tools.report.attribution import KINDS, Attribution, Shares, attribute, shares
 from hvd_hetero.tools.report.over_time import Curves, Heat, block_means, heat, series, starts
-from hvd_hetero.tools.report.speeds import forecast_errors, mean_speed, own_best, speeds
+from hvd_hetero.tools.report.speeds import mean_speed, speeds
 from hvd_hetero.tools.report.work import LONGEST_ROUND_S, Work, counted, work
 from hvd_hetero.tools.simulation.replay import totals_of
 
@@ -53,14 +53,8 @@ class RankFigures:
     """Mean speed."""
     of_best_rank: Floats
     """Score: speed over the fastest rank's."""
-    of_own_best: Floats
-    """Score: speed over the rank's own best."""
     waiting: Floats
     """Share of the time spent waiting for others, and for the transfer."""
-    forecast_error: Floats
-    """Median relative error of the rank's forecasts of its speed."""
-    naive_error: Floats
-    """Median relative error of the forecast that the next round is like the last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +71,9 @@ class OverTime:
     """Mean seconds of each kind of loss in a round; (B,) each."""
     batches: Curves
     speed: Curves
-    forecast: Curves
     waiting_s: Curves
     cost: Heat
     """Share of the time for which a rank held all others up."""
-    of_own_best: Heat
-    """Score of a rank against its own best."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +130,6 @@ def figures(run: Run, *, replayed: bool = True) -> Figures:
         done = work(run)
         lost = attribute(run, done)
         measured = speeds(run, done)
-        found = _Speeds(measured, speeds(run, done, as_forecast=True) if run.slope_s.any() else measured)
         if not lost.ideal_s[counts].sum() > 0:
             raise ValueError(
                 "no rank has a round with samples and a computing time that can be true, so there is nothing to report"
@@ -162,8 +152,8 @@ def figures(run: Run, *, replayed: bool = True) -> Figures:
             slowdown=elapsed_s / float(lost.ideal_s[counts].sum()),
             kinds=share.kinds,
             ideal=share.ideal,
-            ranks=_ranks(run, done, lost.own_s, share, found, counts),
-            over_time=_over_time(run, lost, found, counts),
+            ranks=_ranks(run, done, lost.own_s, share, measured, counts),
+            over_time=_over_time(run, lost, measured, counts),
             **_replayed(run, replayed),
         )
 
@@ -175,21 +165,11 @@ def _recent(scales: Floats) -> float:
     return float(np.median(known)) if 2 * len(known) > len(recent) else float("nan")
 
 
-class _Speeds(NamedTuple):
-    """Speeds of the ranks in samples per second, by two accounts of the fixed cost; (K, n) each."""
-
-    measured: Floats
-    """With the fixed cost that ``work`` finds."""
-    as_forecast: Floats
-    """With the fixed cost that forecasts know, to compare them."""
-
-
 def _ranks(
-    run: Run, done: Work, own_s: Floats, share: Shares, found: _Speeds, counts: npt.NDArray[np.bool_]
+    run: Run, done: Work, own_s: Floats, share: Shares, measured: Floats, counts: npt.NDArray[np.bool_]
 ) -> RankFigures:
     samples = run.samples[counts].sum(axis=0)
-    mean, best = mean_speed(found.measured[counts]), own_best(found.measured[counts])
-    forecast, naive = forecast_errors(run, found.as_forecast, counts)
+    mean = mean_speed(measured[counts])
     last = own_s[counts] >= own_s[counts].max(axis=1, keepdims=True)
     waits = ((run.wait_s >= 0) & (run.wait_s <= LONGEST_ROUND_S)).all(axis=1) & counts
     waiting = (
@@ -203,32 +183,23 @@ def _ranks(
         samples=samples / max(int(samples.sum()), 1),
         samples_per_s=mean,
         of_best_rank=mean / np.nanmax(mean) if np.isfinite(mean).any() else mean,
-        of_own_best=np.minimum(mean / best, 1.0),
         waiting=np.asarray(waiting),
-        forecast_error=forecast,
-        naive_error=naive,
     )
 
 
-def _over_time(run: Run, lost: Attribution, found: _Speeds, counts: npt.NDArray[np.bool_]) -> OverTime:
+def _over_time(run: Run, lost: Attribution, measured: Floats, counts: npt.NDArray[np.bool_]) -> OverTime:
     number = run.round[counts]
     begins = starts(len(number))
     round_s = block_means(lost.elapsed_s[counts], begins)
-    # The line of a round has the forecast for the next one; it is drawn if that one is recorded.
-    ahead = np.full_like(run.samples_per_s, np.nan)
-    ahead[1:] = np.where(np.diff(run.round)[:, None] == 1, run.samples_per_s[:-1], np.nan)
-    best = own_best(found.measured[counts])
     return OverTime(
         edges=np.append(number[begins], number[-1] + 1),
         round_s=round_s,
         ideal_s=block_means(lost.ideal_s[counts], begins),
         kinds_s={kind: block_means(lost.kinds_s[kind][counts], begins) for kind in KINDS},
         batches=series(run.samples[counts].astype(np.float64), begins),
-        speed=series(found.as_forecast[counts], begins),
-        forecast=series(ahead[counts], begins),
+        speed=series(measured[counts], begins),
         waiting_s=series(run.wait_s[counts], begins),
-        cost=heat(block_means(lost.cost_s[counts], begins) / round_s[:, None], np.fmax),
-        of_own_best=heat(np.minimum(block_means(found.measured[counts], begins) / best, 1.0), np.fmin),
+        cost=heat(block_means(lost.cost_s[counts], begins) / round_s[:, None]),
     )
 
 

@@ -103,8 +103,7 @@ def _missing(run: Run, found: Figures, wrong_figures: dict[str, Bools]) -> list[
     if run.cut_short:
         notes.append("The last line of the file is cut short, as a killed run leaves it, and is left out.")
     if run.left_out:
-        judged = "" if run.every == 1 else ", and forecasts are not judged"
-        notes.append(f"{run.left_out}. Figures are those of the recorded rounds{judged}.")
+        notes.append(f"{run.left_out}. Figures are those of the recorded rounds.")
     strange = int((~((run.elapsed_s > 0) & (run.elapsed_s <= LONGEST_ROUND_S))).sum())
     if strange:
         notes.append(f"Rounds that take no time, or one that cannot be true, are left out: {strange}.")

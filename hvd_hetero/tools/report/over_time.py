@@ -88,8 +88,8 @@ def series(values: Floats, begins: npt.NDArray[np.int64]) -> Curves:
     return Curves(rows, False)
 
 
-def heat(means: Floats, worst: np.ufunc) -> Heat:
-    """Return block means (B, n) as a heat map; ``worst`` is numpy's ``fmax`` or ``fmin``, which pass NaN over."""
+def heat(means: Floats) -> Heat:
+    """Return block means (B, n) as a heat map, whose rows show the largest of their ranks; NaN is passed over."""
     workers = means.shape[1]
     first = np.unique(np.linspace(0, workers, min(workers, MOST_ROWS), endpoint=False).astype(np.int64))
-    return Heat(worst.reduceat(means.T, first, axis=0), (*first.tolist(), workers))
+    return Heat(np.fmax.reduceat(means.T, first, axis=0), (*first.tolist(), workers))

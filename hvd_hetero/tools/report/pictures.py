@@ -29,7 +29,6 @@ __all__ = ["Picture", "Scales", "pictures"]
 
 IDEAL = "computing: the ideal"
 _LEAST_HEAT = 0.05  # the top of a heat map of costs at the least, or scatter would glow
-_LEAST_LOST = 0.2  # the same of speeds
 _LEAST_TOP = 1.08  # a little room above the curve
 
 
@@ -68,7 +67,7 @@ class Scales:
         return cls(
             _LEAST_TOP * max(rounds),
             _LEAST_TOP * max(o.batches.top for o in over),
-            _LEAST_TOP * max(max(o.speed.top, o.forecast.top) for o in over),
+            _LEAST_TOP * max(o.speed.top for o in over),
             _LEAST_TOP * max(o.waiting_s.top for o in over),
             max(*costs, _LEAST_HEAT),
         )
@@ -86,22 +85,11 @@ def pictures(found: Figures, scales: Scales) -> dict[str, Picture]:
             percent,
         ),
         "batches": _curves(found, over.batches, scales.batches, "Batches", "samples of each rank in a round."),
-        "speed": _speed(found, scales.speed),
+        "speed": _curves(found, over.speed, scales.speed, "Speed", "samples/s of each rank."),
         "waiting": _curves(found, over.waiting_s, scales.waiting_s, "Waiting", "for others and for the transfer.", 1e3),
     }  # fmt: skip
     if found.workers == 1:
         del drawn["cost"]
-    if not over.speed.by_rank:
-        lost = Heat(1.0 - over.of_own_best.rows, over.of_own_best.first_rank)
-        slowest = float(np.nanpercentile(lost.rows, 99.5)) if np.isfinite(lost.rows).any() else 0.0
-        drawn["own_best"] = _heat(
-            found,
-            lost,
-            max(slowest, _LEAST_LOST),
-            "Speed against each rank's own best",
-            "The stronger, the slower.",
-            lambda v: f"{1.0 - v:.2g}",
-        )
     return drawn
 
 
@@ -142,20 +130,6 @@ def _curves(found: Figures, shown: Curves, top: float, title: str, note: str, sc
         scale, unit = (1e3, "ms, ") if top < 1 else (1.0, "s, ")
     drawing = box([*_grid(top * scale), *_rows(shown, top)], f"{title} over the rounds, {note}")
     return Picture(title, drawing, unit + note + _how(shown), "plot", _rounds(found), _up(top * scale), _legend(shown))
-
-
-def _speed(found: Figures, top: float) -> Picture:
-    over = found.over_time
-    shapes = [*_grid(top), *_rows(over.speed, top)]
-    if over.forecast.by_rank:
-        shapes += [line(row, top, f"c{rank} ahead") for rank, row in enumerate(over.forecast.rows)]
-    else:
-        shapes.append(line(over.forecast.rows[len(over.forecast.rows) // 2], top, "c1 ahead"))
-    known = found.ranks.forecast_error[np.isfinite(found.ranks.forecast_error)]
-    off = f" Forecasts are off by {percent(float(np.median(known)))} in the median." if known.size else ""
-    note = "samples/s; dashed: what the ranks had forecast." + off + _how(over.speed)
-    drawing = box(shapes, "Measured and forecast speed over the rounds")
-    return Picture("Speed, measured and forecast", drawing, note, "plot", _rounds(found), _up(top), _legend(over.speed))
 
 
 def _heat(found: Figures, shown: Heat, top: float, title: str, note: str, form: Callable[[float], str]) -> Picture:

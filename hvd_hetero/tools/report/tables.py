@@ -53,8 +53,8 @@ def ranks_table(found: Figures) -> Table:
         shown = np.argsort(-ranks.cost, kind="stable")[:_WORST]
     columns = _columns(ranks)
     rows = tuple((str(r), *(form(values[r]) for _, values, form in columns)) for r in shown.tolist())
-    bars = {i: np.nan_to_num(columns[i - 1][1][shown]).tolist() for i in (1, 5, 6)}
-    table = Table(("rank", *(heading for heading, _, _ in columns)), rows, bars, spare=frozenset({2, 3, 4, 8, 9}))
+    bars = {i: np.nan_to_num(columns[i - 1][1][shown]).tolist() for i in (1, 5)}
+    table = Table(("rank", *(heading for heading, _, _ in columns)), rows, bars, spare=frozenset({2, 3, 4}))
     return table if found.workers > 1 else _without_others(table)
 
 
@@ -76,7 +76,7 @@ def spread_table(found: Figures) -> Table:
     rows = tuple(
         (name, *(columns[i][2](spread[i][q]) for i in range(len(columns)))) for q, name in enumerate(_QUANTILES)
     )
-    return Table((f"of {found.workers:,} ranks", *(h for h, _, _ in columns)), rows, spare=frozenset({2, 3, 4, 8, 9}))
+    return Table((f"of {found.workers:,} ranks", *(h for h, _, _ in columns)), rows, spare=frozenset({2, 3, 4}))
 
 
 def _columns(ranks: RankFigures) -> list[tuple[str, npt.NDArray[np.float64], Callable[[float], str]]]:
@@ -86,10 +86,7 @@ def _columns(ranks: RankFigures) -> list[tuple[str, npt.NDArray[np.float64], Cal
         ("came last in", ranks.last, percent),
         ("samples/s", ranks.samples_per_s, number),
         ("of the best rank", ranks.of_best_rank, _score),
-        ("of its own best", ranks.of_own_best, _score),
         ("waiting", ranks.waiting, percent),
-        ("forecast off by", ranks.forecast_error, percent),
-        ("naive forecast", ranks.naive_error, percent),
     ]
 
 

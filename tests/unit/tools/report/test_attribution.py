@@ -60,7 +60,6 @@ def test_the_figures_of_the_run_by_hand():
     assert found.ranks.waiting == pytest.approx(by_hand().waiting_share)
     assert found.ranks.samples_per_s == pytest.approx([5, 5])  # of 10, 10, 5, 2.5 and of 5, 5, 5, 5
     assert found.ranks.of_best_rank == pytest.approx([1, 1])
-    assert found.ranks.of_own_best == pytest.approx([0.5, 1])
     assert found.ideal + sum(found.kinds.values()) == pytest.approx(1)
 
 

@@ -1,4 +1,4 @@
-"""Speeds and forecasts, other splits, verdicts: what a report says of runs whose truth is known."""
+"""Speeds, other splits, verdicts: what a report says of runs whose truth is known."""
 
 from dataclasses import replace
 
@@ -41,18 +41,6 @@ def steady(rounds=60, **columns):
     return run_of([[20, 20]] * rounds, **(given | columns))
 
 
-def test_forecasts_are_compared_with_the_speed_of_the_round_after():
-    """Rank 0 is forecast 10 % too fast, rank 1 exactly; a naive forecast is right at constant speed."""
-    found = figures(steady(samples_per_s=[[22, 10]] * 60), replayed=False)
-    assert found.ranks.forecast_error == pytest.approx([0.1, 0])
-    assert found.ranks.naive_error == pytest.approx([0, 0])
-    alternating = np.where(np.arange(60) % 2, 1.0, 2.0)[:, None] * [1, 1]
-    run = steady(compute_s=alternating, elapsed_s=[2.1] * 60, samples_per_s=np.roll(20 / alternating, -1, axis=0))
-    ranks = figures(run, replayed=False).ranks
-    assert ranks.forecast_error == pytest.approx([0, 0])
-    assert ranks.naive_error == pytest.approx([0.5, 0.5])  # 1/2 in 30 rounds and 1 in 29, by turns
-
-
 @pytest.mark.parametrize(
     ("devices", "every"), [((False, False), 1), ((False, True), 1), ((True, True), 10)], ids=["none", "one", "both"]
 )
@@ -91,36 +79,18 @@ def test_a_rank_that_stalls_in_single_rounds_is_blamed_for_them_on_a_device_as_o
     assert not any(wrong.any() for wrong in impossible(run).values())
 
 
-def test_a_forecast_is_drawn_only_where_the_round_that_it_is_for_is_recorded():
-    """Rounds 21 to 40 are gone: what the line of round 20 forecasts is for none of the others."""
-    run = steady(samples_per_s=[[22, 10]] * 60)
-    gone = run.take((run.round <= 20) | (run.round > 40))
-    forecast = figures(gone, replayed=False).over_time.forecast.rows
-    assert np.flatnonzero(np.isnan(forecast[0])).tolist() == [0, 20]
-    thinned = figures(run.replace(round=4 * run.round, every=4), replayed=False)
-    assert np.isnan(thinned.over_time.forecast.rows).all()
-    assert np.isnan(thinned.ranks.forecast_error).all()
-
-
 @pytest.mark.parametrize(
     ("left_out", "note"),
     [
         (
             {"every": 4},
-            "1 round of 4 is recorded. Figures are those of the recorded rounds, and forecasts are not judged.",
+            "1 round of 4 is recorded. Figures are those of the recorded rounds.",
         ),
         ({}, None),
     ],
 )
 def test_what_the_record_leaves_out_is_noted(left_out, note):
     assert report_of(steady().replace(**left_out), "run", replayed=False).notes == ([note] if note else [])
-
-
-def test_forecasts_of_ranks_that_know_their_fixed_cost_are_for_the_typical_size():
-    """10 samples that cost as much as 10 more, at a pace of 100: 20 samples take 0.3 s and 10 take 0.2 s."""
-    run = steady(compute_s=[[0.3, 0.3]] * 60, elapsed_s=[0.3] * 60, fixed_samples=[[10, 10]] * 60)
-    run = run.replace(plan=np.full_like(run.plan, 20), samples_per_s=np.full((60, 2), 20 / 0.3))
-    assert figures(run, replayed=False).ranks.forecast_error == pytest.approx([0, 0])
 
 
 def test_equal_batches_and_the_best_split_from_a_balanced_run_are_those_of_such_runs(tmp_path):
@@ -173,7 +143,6 @@ def test_a_heat_map_shows_the_worst_rank_of_each_row():
     over = figures(run_of(np.full((20, 300), 5), seconds, [3.0] * 20), replayed=False).over_time
     row = int(np.searchsorted(over.cost.first_rank, 123, side="right")) - 1
     assert over.cost.rows.argmax(axis=0).tolist() == [row] * 20
-    assert over.of_own_best.rows.min() == pytest.approx(1)
 
 
 def test_the_verdict_names_the_rank_its_cause_and_the_way_out():
