@@ -7,6 +7,7 @@ is mostly the parsing of numbers; orjson, where it is installed, does that in a 
 from __future__ import annotations
 
 import json
+import math
 from array import array
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -16,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from hvd_hetero.telemetry.files import named, open_file
-from hvd_hetero.telemetry.strict import LARGEST, number, refuse, short
 
 __all__ = ["LONGEST_LINE", "MOST_FIGURES", "Lines", "read_lines"]
 
@@ -27,6 +27,14 @@ MOST_FIGURES = 2**24
 """Most rounds times ranks; each takes some 150 bytes."""
 
 _Parser: TypeAlias = Callable[[bytes], Any]
+
+_RULES = {
+    (True, False): "a whole number, 0 or more",
+    (True, True): "whole numbers, 0 or more",
+    (False, False): "a number",
+    (False, True): "numbers, or null for an unknown one",
+}
+_LARGEST = 2**53  # beyond, JSON's numbers are not exact everywhere
 
 
 class Lines(NamedTuple):
@@ -68,13 +76,13 @@ def read_lines(
             break
         source = f"{path}, line {at}"
         row = _object(line, parse, source)
-        each.append(number(row.get("rounds", 1), np.int64, f"{source}: rounds", null=False))
+        each.append(_number(row.get("rounds", 1), np.int64, f"{source}: rounds", null=False))
         total += each[-1]
         if total * workers > MOST_FIGURES:
             raise ValueError(f"{source}: rounds times ranks must be at most {MOST_FIGURES}; take a part of the file")
         for name, kind in per_round.items():
             value = 0.0 if name in optional and name not in row else row.get(name)
-            columns[name].append(number(value, kind, f"{source}: {name}", null=False))
+            columns[name].append(_number(value, kind, f"{source}: {name}", null=False))
         if columns["round"][-1] <= before:
             raise ValueError(
                 f"{source}: round must be larger than {before}, that of the line before, got {columns['round'][-1]}; "
@@ -82,7 +90,7 @@ def read_lines(
                 "the first line; remove lines that are there twice"
             )
         if not 1 <= each[-1] <= columns["round"][-1] - before:
-            refuse(f"{source}: rounds", f"a whole number from 1 to {columns['round'][-1] - before}", each[-1])
+            _refuse(f"{source}: rounds", f"a whole number from 1 to {columns['round'][-1] - before}", each[-1])
         before = columns["round"][-1]
         for name, kind in per_rank.items():
             if name not in row and name in optional:
@@ -90,12 +98,12 @@ def read_lines(
                 continue
             values = row.get(name)
             if not isinstance(values, list) or len(values) != workers:
-                refuse(f"{source}: {name}", f"a list of {workers} numbers, one for each rank", values)
+                _refuse(f"{source}: {name}", f"a list of {workers} numbers, one for each rank", values)
             plain = _plain(values, kind)
             if plain is not None:
                 columns[name].frombytes(plain.tobytes())
                 continue
-            columns[name].extend(number(value, kind, f"{source}: {name}", null=True) for value in values)
+            columns[name].extend(_number(value, kind, f"{source}: {name}", null=True) for value in values)
     arrays = {n: np.frombuffer(c, dtype=c.typecode) if c else np.empty(0, c.typecode) for n, c in columns.items()}
     shaped = {n: a.reshape(len(each), workers) if n in per_rank else a for n, a in arrays.items()}
     if total > len(each):
@@ -126,19 +134,19 @@ def _header(line: bytes, parse: _Parser, path: str, schema: str, version: int) -
         )
     if header.get("version") != version:
         raise ValueError(
-            f"{path} has telemetry version {short(header.get('version'))}, this program reads version {version}; "
+            f"{path} has telemetry version {_short(header.get('version'))}, this program reads version {version}; "
             "read it with the release that wrote it"
         )
     for name in ("workers", "global_batch"):
         value = header.get(name)
         if type(value) is not int or not 1 <= value <= MOST_FIGURES:
-            refuse(f"{path}, line 1: {name}", f"a whole number of at least 1 and at most {MOST_FIGURES}", value)
+            _refuse(f"{path}, line 1: {name}", f"a whole number of at least 1 and at most {MOST_FIGURES}", value)
     policy = header.get("policy")
     if not isinstance(policy, str) or not policy.isprintable() or len(policy) > 200:
-        refuse(f"{path}, line 1: policy", "the name of a policy", policy)
+        _refuse(f"{path}, line 1: policy", "the name of a policy", policy)
     every = header.setdefault("every", 1)  # absent in older runs
     if type(every) is not int or every < 1:
-        refuse(f"{path}, line 1: every", "a whole number of at least 1", every)
+        _refuse(f"{path}, line 1: every", "a whole number of at least 1", every)
     return header
 
 
@@ -149,7 +157,7 @@ def _object(line: bytes, parse: _Parser, source: str) -> dict[str, Any]:
         why = "it nests too deep" if isinstance(error, RecursionError) else error
         raise ValueError(f"{source} is no JSON: {why}; cut the file before that line, or remove it") from None
     if not isinstance(found, dict):
-        refuse(source, "a JSON object", found)
+        _refuse(source, "a JSON object", found)
     return found
 
 
@@ -174,6 +182,32 @@ def _plain(values: list[Any], kind: type) -> npt.NDArray[Any] | None:
     except (OverflowError, ValueError):
         return None
     if kind is np.int64:
-        return numbers if numbers.min() >= 0 and numbers.max() < LARGEST else None
-    usual = int(np.count_nonzero(np.abs(numbers) < LARGEST))
+        return numbers if numbers.min() >= 0 and numbers.max() < _LARGEST else None
+    usual = int(np.count_nonzero(np.abs(numbers) < _LARGEST))
     return numbers if usual == len(values) or usual + values.count(None) == len(values) else None
+
+
+def _number(value: Any, kind: type, source: str, *, null: bool) -> Any:
+    """Return a whole number (``kind`` is int64) or a float; with ``null``, NaN for an unknown one."""
+    whole = kind is np.int64
+    if whole and type(value) in (int, float) and 0 <= value < _LARGEST and int(value) == value:
+        return int(value)
+    if not whole and type(value) in (int, float) and -_LARGEST < value < _LARGEST:
+        return value
+    if not whole and value is None and null:
+        return math.nan
+    return _refuse(source, _RULES[whole, null], value)
+
+
+def _short(value: Any) -> str:
+    """Return the beginning of a value that was found, for an error."""
+    try:
+        return ascii(value)[:60]
+    except (ValueError, RecursionError):  # numbers of thousands of digits; lists in lists in lists
+        return type(value).__name__
+
+
+def _refuse(source: str, rule: str, value: Any) -> NoReturn:
+    """Raise, with the rule and the value that broke it."""
+    got = "nothing" if value is None else _short(value)
+    raise ValueError(f"{source} must hold {rule}, got {got}; mend that line, or cut the file before it")
