@@ -3,7 +3,10 @@
 from collections.abc import Callable, Iterator
 from itertools import combinations, product
 from random import Random
-from typing import Any
+from typing import Any, TypeAlias
+
+_Chosen: TypeAlias = dict[str, int]  # of some options, the place of a value
+_Group: TypeAlias = tuple[tuple[str, int], ...]
 
 
 def covering(
@@ -33,7 +36,14 @@ def covering(
     return cases
 
 
-def _complete(chosen, options, strength, refused, wanted, random):
+def _complete(
+    chosen: _Chosen,
+    options: dict[str, list[Any]],
+    strength: int,
+    refused: Callable[[dict[str, Any]], Any],
+    wanted: set[_Group],
+    random: Random,
+) -> _Chosen | None:
     """Fill the rest, each option with the value that meets most of what is wanted; go back where all are refused."""
     if refused({name: options[name][chosen[name]] for name in options if name in chosen}):
         return None
@@ -49,7 +59,9 @@ def _complete(chosen, options, strength, refused, wanted, random):
     return None
 
 
-def _groups(chosen, options, strength, holding=None) -> Iterator[tuple[tuple[str, int], ...]]:
+def _groups(
+    chosen: _Chosen, options: dict[str, list[Any]], strength: int, holding: str | None = None
+) -> Iterator[_Group]:
     there = [name for name in options if name in chosen]
     for names in combinations(there, strength):
         if holding is None or holding in names:
