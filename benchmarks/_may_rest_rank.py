@@ -57,6 +57,7 @@ def main() -> None:
         "without": StaticAllocation([1, *[0] * (len(speeds) - 1)]),
     }
     report({name: pace(policy, seconds, rounds, start) for name, policy in policies.items()})
+    torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -268,6 +268,8 @@ def seconds_alone(ranks: Ranks, turn: int, steps: Iterator[None]) -> float:
 def rank_main(reducer: str, group: str, what: str, times: int) -> None:
     ranks = Ranks(reducer)
     report(equal(ranks, int(what), times) if group == "equal" else unequal(ranks, what, GROUPS[group], times))
+    if reducer != "Horovod":
+        dist.destroy_process_group()
 
 
 def equal_row(reducer: str, what: str, reports: list[Any], pairs: int) -> tuple[str, bool]:

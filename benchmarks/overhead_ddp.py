@@ -157,8 +157,9 @@ def rank_main(what: str, times: int) -> None:
         half = Half()
         with half.slowness:
             report(half.run(times))
-        return
-    report(alternate(times, what, kinds_of(what, samples_of(what, 256)), BLOCK))
+    else:
+        report(alternate(times, what, kinds_of(what, samples_of(what, 256)), BLOCK))
+    dist.destroy_process_group()
 
 
 def medians(values: dict[str, list[float]], independent: int) -> dict[str, tuple[float, float]]:

@@ -136,6 +136,8 @@ def rank_main(launcher: str, cycles: int) -> None:
     rank = Rank(launcher, number)
     with rank.slowness:
         report({"turns": rank.run(cycles), "slowness": rank.slowness.describe()})
+    if launcher == "torchrun":
+        dist.destroy_process_group()
 
 
 def row(launcher: str, scheme: str, reports: Any) -> str:
