@@ -252,10 +252,11 @@ class DistributedOptimizer(Updates):
     def _update(self) -> None:
         balancer = self._balancer
         if self._skip and not self._synchronised:
-            if balancer.between_updates:
-                balancer.pause()
-                return
-            raise RoundStateError("step() under skip_synchronize() needs a call of synchronize() before it")
+            if not balancer.between_updates:
+                raise RoundStateError("step() under skip_synchronize() needs a call of synchronize() before it")
+            self._gathered.done()  # else a zero_grad() that follows would seem to clear this micro-batch
+            balancer.pause()
+            return
         if self._synchroniser.updates_locally:
             self._update_locally()
             return

@@ -113,7 +113,7 @@ def test_a_remainder_too_small_for_the_micro_batches_joins_the_round_before():
 
 
 def test_a_run_of_several_micro_batches_counts_the_fixed_cost_as_often_as_the_policy_does(tmp_path):
-    """Four micro-batches of 5 ms each: 20 ms a round. Rank 1 is half as fast, and forecasts are right."""
+    """Four micro-batches of 5 ms each: 20 ms a round. Rank 1 is half as fast."""
     writer = TelemetryWriter(tmp_path / "run.jsonl", policy="lb-bsp", workers=2, global_batch=120)
     job = Job(LBBSP, [600.0, 300.0], 120, parts=4, fixed_s=0.005)
     job.balancers[0].observer = writer
@@ -123,4 +123,3 @@ def test_a_run_of_several_micro_batches_counts_the_fixed_cost_as_often_as_the_po
     ranks = figures(read_run(tmp_path / "run.jsonl"), replayed=False).ranks
     truth = [60 / (60 / speed + 0.020) for speed in (600, 300)]
     assert ranks.samples_per_s == pytest.approx(truth, rel=0.05)
-    assert (ranks.forecast_error < 0.05).all()

@@ -1,0 +1,496 @@
+"""A training of every pair of options on ranks that are threads, against one process that is given the same samples.
+
+    python tests/unit/torch_hooks/pairs.py --seed 1 --cases 300           # random cases of all options at once
+    python tests/unit/torch_hooks/pairs.py --strength 3                   # all triples
+
+A case is exact, or refused by an error that names both options (``docs/combinations.md``). The replay knows nothing of
+plans and weights: the samples that each rank was given in each micro-batch are recorded, and their losses count alike,
+or by what each sample weighs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import random
+import sys
+import warnings
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, IterableDataset
+
+if __name__ == "__main__":
+    sys.path[:0] = [str(Path(__file__).parents[3]), str(Path(__file__).parents[1])]
+
+from hvd_hetero import late_tables
+from hvd_hetero.policies import BSP, LBBSP, Goodput, NonBlocking, SelfAdaptive, StaticAllocation
+from hvd_hetero.rounds import RoundPlan
+from hvd_hetero.testing import ThreadHangError, ThreadRankError, run_on_threads
+from tests.support.covering import covering
+from torch_hooks import BalancedLoader, DistributedOptimizer, GradScaler, LoadBalance, SyncBatchNorm
+
+SAMPLES, BATCH, ROUNDS, UNFREEZES, LEAVES, TIMEOUT_S = 64, 12, 9, 3, 4, 60.0
+REFUSED_SHARE = 0.1  # of the random cases with options that are refused together: half of all would be
+
+OPTIONS: dict[str, list[Any]] = {
+    "reducer": ["own", "mean", "sum"],
+    "policy": ["bsp", "shifting", "static", "self-adaptive", "non-blocking"],
+    "ranks": [2, 3],
+    "max_micro_batch": [None, 2],
+    "micro_batches": [None, 2],
+    "weight_of": [False, True],
+    "cost_of": [None, "lengths", "limited"],
+    "norm": [None, "sync"],
+    "global_batch": ["constant", "adapts"],
+    "drop_last": [False, True],
+    "order": ["in order", "shuffled", "sampler", "stream"],
+    "leaves": [None, "stop_at", "break", "resume"],
+    "optimizer": ["sgd", "adamw", "groups"],
+    "clips": [False, True],
+    "schedule": [False, True],
+    "clears": ["before", "after", "to zeros"],
+    "unfreezes": [False, True],
+    "scaler": [False, True],
+    "evaluates": [False, True],
+    "models": [1, 2],
+}
+
+
+class Refusal(NamedTuple):
+    """Two options that do not go together. ``this``, ``other``: their names in the page, and in the message."""
+
+    options: dict[str, Any]
+    this: str
+    other: str
+    remedy: str
+    words: tuple[str, ...]
+
+    @property
+    def line(self) -> str:
+        """The line of the page."""
+        return f"| {self.this} | {self.other} | {self.remedy} |"
+
+
+REFUSED = [
+    Refusal(
+        {"reducer": "own", "micro_batches": 2}, "`micro_batches`", "`DistributedOptimizer`",
+        "give `max_micro_batch` to the policy", ("micro_batches", "DistributedOptimizer"),
+    ),
+    *(
+        Refusal(
+            {"reducer": reducer, "policy": policy}, f'`"{policy}"`', "a reducer of your own",
+            "use `DistributedOptimizer`", (policy, "DistributedOptimizer"),
+        )
+        for policy in ("self-adaptive", "non-blocking")
+        for reducer in ("mean", "sum")
+    ),
+    *(
+        Refusal(
+            {"policy": policy, name: value}, f'`"{policy}"`', f"`{said}`", remedy, (policy, said.partition("(")[0]),
+        )
+        for policy in ("self-adaptive", "non-blocking")
+        for name, value, said, remedy in (
+            ("norm", "sync", "SyncBatchNorm", "use `GroupNorm`, or `\"lb-bsp\"`"),
+            ("cost_of", "lengths", "cost_of", 'use `"lb-bsp"` or `"bsp"`'),
+            ("cost_of", "limited", "cost_of", 'use `"lb-bsp"` or `"bsp"`'),
+            ("global_batch", "adapts", "Goodput(…)", 'use `"lb-bsp"` or `"bsp"`'),
+        )
+    ),
+    Refusal(
+        {"policy": "non-blocking", "weight_of": True}, '`"non-blocking"`', "`weight_of`", 'use `"lb-bsp"`',
+        ("non-blocking", "weight_of"),
+    ),
+    Refusal(
+        {"policy": "non-blocking", "models": 2}, '`"non-blocking"`', "`balance.also()`", 'use `"lb-bsp"` or `"bsp"`',
+        ("non-blocking", "several optimizers"),
+    ),
+    *(
+        Refusal(
+            {"max_micro_batch": 2, "cost_of": costs}, "`max_micro_batch`", "`cost_of`", "use `max_micro_batch_cost`",
+            ("max_micro_batch", "cost_of"),
+        )
+        for costs in ("lengths", "limited")
+    ),
+    Refusal(
+        {"global_batch": "adapts", "models": 2, "reducer": "own"}, "`Goodput(…)`", "`balance.also()`",
+        "give a `global_batch` that stays", ("Goodput", "also()"),
+    ),
+]  # fmt: skip
+
+
+def refusals_of(case: dict[str, Any]) -> list[Refusal]:
+    """Return all that a case, or a part of one, may be refused for."""
+    return [r for r in REFUSED if all(name in case and case[name] == v for name, v in r.options.items())]
+
+
+def implied(case: dict[str, Any]) -> bool:
+    """Return whether two options cannot meet since each excludes what the other needs."""
+    return not any(
+        not (refusals_of(whole) or without_meaning(whole))
+        for reducer in OPTIONS["reducer"]
+        for policy in OPTIONS["policy"]
+        for ranks in OPTIONS["ranks"]
+        if (whole := {"reducer": reducer, "policy": policy, "ranks": ranks} | case)
+    )
+
+
+def without_meaning(case: dict[str, Any]) -> bool:
+    """Return whether options are together that say the same, or nothing: these are left out."""
+    get = case.get
+    return (
+        (get("max_micro_batch") is not None and get("policy") in ("static", "self-adaptive", "non-blocking"))
+        or (get("global_batch") == "adapts" and get("micro_batches") == 2 and get("ranks") == 3)  # too small a batch
+    )
+
+
+class Shifting(LBBSP):
+    """Other shares after each table."""
+
+    def next(self, plan: RoundPlan, finished: Any) -> RoundPlan:
+        dice = np.random.default_rng([finished.round, 7])
+        cuts = np.sort(dice.choice(plan.total - 1, plan.workers - 1, replace=False)) + 1
+        return RoundPlan.of(np.diff(cuts, prepend=0, append=plan.total), self.max_micro_batch)
+
+
+class Walking(Goodput):
+    """Another batch after every sixteen tables, whatever it costs; the learning rate stays."""
+
+    def __init__(self) -> None:
+        super().__init__(start=BATCH, least=9, most=18, learning_rate="constant")
+        self._waited = 15
+
+    def reconsider(self, policy: Any, plan: RoundPlan, table: Any, noise: Any, typical_size: float) -> RoundPlan:
+        return policy.resized(plan, {12: 18, 18: 9, 9: 12}[plan.total])
+
+
+def policy_of(case: dict[str, Any]) -> Any:
+    limit = case["max_micro_batch"]
+    return {
+        "bsp": lambda: BSP(max_micro_batch=limit),
+        "shifting": lambda: Shifting(max_micro_batch=limit),
+        "static": lambda: StaticAllocation([1, 2, 1][: case["ranks"]]),
+        "self-adaptive": lambda: SelfAdaptive(total=4, every=2),
+        "non-blocking": lambda: NonBlocking(2),
+    }[case["policy"]]()
+
+
+class Indices(Dataset):  # type: ignore[type-arg]
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, i: int) -> int:
+        return i
+
+
+class Stream(IterableDataset):  # type: ignore[type-arg]
+    def __iter__(self) -> Any:
+        return iter(range(SAMPLES))
+
+
+def data() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return x, y, and what each sample weighs."""
+    dice = torch.Generator().manual_seed(5)
+    x = torch.randn(SAMPLES, 3, generator=dice, dtype=torch.float64)
+    return x, x.sin().sum(1), torch.randint(1, 5, (SAMPLES,), generator=dice).double()
+
+
+def length(i: int) -> float:
+    return 1.0 + i * 7 % 5
+
+
+def models_of(case: dict[str, Any], balance: LoadBalance | None) -> list[torch.nn.Module]:
+    dice = torch.Generator().manual_seed(3)  # of its own: loaders of other threads draw from the common one
+    made = []
+    for number in range(case["models"]):
+        norms = [torch.nn.BatchNorm1d(4)] if case["norm"] and not number else []
+        # A bias before a norm has a gradient of rounding alone, which AdamW would make as large as any.
+        layers = [torch.nn.Linear(3, 4, bias=not norms), *norms, torch.nn.Tanh(), torch.nn.Linear(4, 1)]
+        made.append(torch.nn.Sequential(*layers).double())
+        for parameter in made[-1].parameters():
+            parameter.data = torch.randn(parameter.shape, generator=dice, dtype=torch.float64) / 2
+    if case["unfreezes"]:
+        made[0][0].requires_grad_(False)
+    if balance is not None and case["norm"]:
+        made[0] = SyncBatchNorm.convert_sync_batchnorm(made[0], balance)
+    return made
+
+
+def optimizer_of(case: dict[str, Any], model: torch.nn.Module) -> torch.optim.Optimizer:
+    if case["optimizer"] == "adamw":
+        return torch.optim.AdamW(model.parameters(), lr=0.02, weight_decay=0.1)
+    first, *others = model.parameters()
+    groups = [{"params": [first], "lr": 0.2, "weight_decay": 0.01}, {"params": others}]
+    chosen = groups if case["optimizer"] == "groups" else model.parameters()
+    return torch.optim.SGD(chosen, lr=0.1, momentum=0.9)
+
+
+def clip(model: torch.nn.Module) -> None:
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+
+
+def loss_of(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Return the losses of samples."""
+    return (model(x).squeeze(1) - y) ** 2
+
+
+class Job:
+    """One rank's objects, made anew where a training resumes."""
+
+    def __init__(self, case: dict[str, Any], policy: Any, batch: Any) -> None:
+        own = case["reducer"] == "own"
+        reducer = {} if own else {"reducer": case["reducer"]}
+        self.balance = LoadBalance(policy, global_batch=batch, **reducer)
+        self.models = models_of(case, self.balance)
+        self.plain = [optimizer_of(case, model) for model in self.models]
+        self.optimizers: list[Any] = list(self.plain)
+        if own:
+            balances = [self.balance, *(self.balance.also() for _ in self.models[1:])]
+            self.optimizers = [
+                DistributedOptimizer(optimizer, balance, model.named_parameters())
+                for optimizer, balance, model in zip(self.plain, balances, self.models, strict=True)
+            ]
+        self.schedules = [torch.optim.lr_scheduler.ExponentialLR(each, 0.9) for each in self.plain]
+        for optimizer, model, schedule in zip(self.optimizers, self.models, self.schedules, strict=True):
+            if own and case["clips"]:
+                optimizer.register_step_pre_hook(lambda *_, model=model: clip(model))
+            if own and case["schedule"]:
+                optimizer.register_step_post_hook(lambda *_, schedule=schedule: schedule.step())
+        scaler = {"init_scale": 2.0**8, "growth_interval": 3}
+        self.scalers: list[Any] = []
+        if case["scaler"] and own:
+            self.scalers = [GradScaler("cpu", optimizer=each, **scaler) for each in self.optimizers]
+        elif case["scaler"]:
+            self.scalers = [torch.amp.GradScaler("cpu", **scaler)]
+        order = {"shuffled": {"shuffle": True, "seed": 1}, "sampler": {"sampler": [*range(SAMPLES)[::-1]]}}
+        options: dict[str, Any] = dict(order.get(case["order"], {}))
+        if case["order"] == "stream":
+            options["stream"] = "whole"
+        if case["weight_of"]:
+            weights = data()[2]
+            options["weight_of"] = lambda index: weights[index].sum()
+        if case["cost_of"]:
+            options["cost_of"] = length
+        if case["cost_of"] == "limited":
+            options["max_micro_batch_cost"] = 11.0
+        if case["micro_batches"]:
+            options["micro_batches"] = case["micro_batches"]
+        data_set = Stream() if case["order"] == "stream" else Indices()
+        self.loader = BalancedLoader(data_set, self.balance, drop_last=case["drop_last"], **options)
+
+    def state(self) -> list[Any]:
+        parts = [self.balance, self.loader, *self.models, *self.optimizers, *self.schedules, *self.scalers]
+        return [each.state_dict() for each in parts]
+
+    def load(self, state: list[Any]) -> None:
+        parts = [self.balance, self.loader, *self.models, *self.optimizers, *self.schedules, *self.scalers]
+        for each, its in zip(parts, state, strict=True):
+            each.load_state_dict(its)
+
+
+def reduce_later(case: dict[str, Any], job: Job) -> None:
+    """Reduce when this backward pass is over, before it returns, as DistributedDataParallel does."""
+    torch.autograd.Variable._execution_engine.queue_callback(lambda: reduce(case, job))
+
+
+def reduce(case: dict[str, Any], job: Job) -> None:
+    """Reduce gradients as a reducer of the user's own does, whose result is the same on all ranks."""
+    wire = job.balance._session.wire
+    for number, model in enumerate(job.models):
+        for name, parameter in model.named_parameters():
+            if parameter.grad is not None:
+                total = wire.result(wire.start_sum(parameter.grad, f"{number}.{name}"))
+                parameter.grad = total / wire.size if case["reducer"] == "mean" else total
+
+
+def train(case: dict[str, Any]) -> tuple[list[list[tuple[int, list[int]]]], list[dict[str, torch.Tensor]]]:
+    """Train on one rank; return (epoch, samples) of the micro-batches of each round, and what was learned."""
+    policy, batch = policy_of(case), Walking() if case["global_batch"] == "adapts" else BATCH
+    x, y, weights = data()
+    own, job = case["reducer"] == "own", Job(case, policy, batch)
+    seen: list[list[tuple[int, list[int]]]] = [[] for _ in range(ROUNDS)]
+    begins = True
+
+    def clear() -> None:
+        for optimizer in job.optimizers:
+            optimizer.zero_grad(set_to_none=case["clears"] != "to zeros")
+
+    def body(index: torch.Tensor) -> None:
+        nonlocal begins
+        balance = job.balance
+        if case["unfreezes"] and balance.rounds >= UNFREEZES:
+            job.models[0][0].requires_grad_(True)
+        if case["evaluates"]:
+            with torch.no_grad():
+                for model in job.models:
+                    model.eval()(x)
+                    model.train()
+        if case["clears"] == "before" and (own or begins):
+            clear()
+        seen[balance.rounds].append((job.loader.epoch_at_hand, index.tolist()))
+        counts = weights[index] if case["weight_of"] else torch.ones(len(index), dtype=torch.float64)
+        losses = [(loss_of(model, x[index], y[index]) * counts).sum() / counts.sum() for model in job.models]
+        if not own:
+            losses = [balance.scale(sum(losses))]
+            if balance.round_complete:
+                losses[0].register_hook(lambda gradient: reduce_later(case, job))
+        if job.scalers:
+            losses = [scaler.scale(loss) for scaler, loss in zip(job.scalers, losses, strict=True)]
+        sum(losses).backward()
+        begins = own or balance.round_complete
+        if not own and begins:
+            for optimizer, model in zip(job.optimizers, job.models, strict=True):
+                if job.scalers:
+                    job.scalers[0].unscale_(optimizer)
+                if case["clips"]:
+                    clip(model)
+        if own or begins:
+            for number, optimizer in enumerate(job.optimizers):
+                scaler = job.scalers[number if own else 0] if job.scalers else None
+                optimizer.step() if scaler is None else scaler.step(optimizer)
+                if scaler is not None and (own or number + 1 == len(job.optimizers)):
+                    scaler.update()
+            if case["schedule"] and not own:
+                for schedule in job.schedules:
+                    schedule.step()
+            if case["clears"] != "before":
+                clear()
+
+    left = False
+    while job.balance.rounds < ROUNDS:
+        halfway = case["leaves"] in ("stop_at", "resume") and job.balance.rounds < LEAVES
+        job.loader.stop_at = LEAVES if halfway else ROUNDS
+        for index in job.loader:
+            body(index)
+            if case["leaves"] == "break" and not left and job.balance.round_complete:
+                left = True
+                break
+        if case["leaves"] == "resume" and job.balance.rounds == LEAVES:
+            state = job.state()
+            job = Job(case, policy_of(case), Walking() if case["global_batch"] == "adapts" else BATCH)
+            job.load(state)
+            left = True
+    job.balance.close()
+    return seen, [model.state_dict() for model in job.models]
+
+
+def replay(case: dict[str, Any], ranks: list[Any]) -> list[dict[str, torch.Tensor]]:
+    """Train in one process on what all ranks were given: the mean over the samples of a round, by what each weighs."""
+    x, y, weights = data()
+    models = models_of(case, None)
+    optimizers = [optimizer_of(case, model) for model in models]
+    schedules = [torch.optim.lr_scheduler.ExponentialLR(each, 0.9) for each in optimizers]
+    for number in range(ROUNDS):
+        if case["unfreezes"] and number >= UNFREEZES:
+            models[0][0].requires_grad_(True)
+        given = [rank[number] for rank in ranks]
+        every = torch.tensor([i for rank in given for _, index in rank for i in index])
+        counts = weights if case["weight_of"] else torch.ones(SAMPLES, dtype=torch.float64)
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        for j in range(max(map(len, given))):  # the j-th micro-batches of all ranks are normalised together
+            index = torch.tensor([i for rank in given if j < len(rank) for i in rank[j][1]])
+            for model in models:
+                ((loss_of(model, x[index], y[index]) * counts[index]).sum() / counts[every].sum()).backward()
+        for optimizer, model, schedule in zip(optimizers, models, schedules, strict=True):
+            if case["clips"]:
+                clip(model)
+            optimizer.step()
+            if case["schedule"]:
+                schedule.step()
+    return [model.state_dict() for model in models]
+
+
+def require_each_sample_once(case: dict[str, Any], ranks: list[Any]) -> None:
+    epochs: dict[int, Counter[int]] = {}
+    for rank in ranks:
+        for micro_batches in rank:
+            for epoch, index in micro_batches:
+                epochs.setdefault(epoch, Counter()).update(index)
+    assert all(set(times.values()) == {1} for times in epochs.values()), "a sample was visited twice in an epoch"
+    last = max(epochs)
+    if case["leaves"] != "break":
+        for epoch, times in epochs.items():
+            short = SAMPLES - len(times)
+            assert epoch == last or not short or (case["drop_last"] and short < 18), f"{short} samples were left out"
+
+
+def outcome(case: dict[str, Any]) -> str:
+    """Return "exact", or "refused: …"; raise AssertionError if a case is neither."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            results = run_on_threads(lambda rank: train(case), case["ranks"], TIMEOUT_S)
+        except ThreadRankError as error:
+            return f"refused: {error.__cause__}"
+    seen = [rank for rank, _ in results]
+    require_each_sample_once(case, seen)
+    expected = replay(case, seen)
+    for _, models in results:
+        for ours, theirs in zip(models, expected, strict=True):
+            for name, value in theirs.items():
+                difference = float((ours[name] - value).abs().max())
+                assert difference <= 1e-9, f"{name} is {difference:.1e} apart"
+    return "exact"
+
+
+def judged(case: dict[str, Any]) -> str:
+    """Return the outcome; raise AssertionError if it is not the one that the table of refusals says."""
+    refusals, found = refusals_of(case), outcome(case)
+    if not refusals:
+        assert found == "exact", found
+    else:
+        assert found.startswith("refused"), found
+        named = [all(word in found for word in refusal.words) for refusal in refusals]
+        assert any(named), f"{[refusal.words for refusal in refusals]} in {found}"
+    return found
+
+
+def prepare() -> None:
+    """Import in this thread what all ranks would import at once, and send a row with each round."""
+    torch.set_num_threads(1)
+    torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+    late_tables._COSTS_S = 0.0
+
+
+def cases(strength: int = 2) -> list[dict[str, Any]]:
+    """Return few cases with all pairs, or triples, that go together, and one for each refusal."""
+    found = covering(OPTIONS, strength, lambda case: refusals_of(case) or without_meaning(case), seed=2)
+    plain = {name: values[0] for name, values in OPTIONS.items()}
+    return found + [plain | refusal.options for refusal in REFUSED]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--cases", type=int, default=300)
+    parser.add_argument("--strength", type=int, help="all pairs (2) or triples (3), in place of random cases")
+    options = parser.parse_args()
+    logging.disable(logging.WARNING)
+    prepare()
+    dice, chosen = random.Random(options.seed), [] if options.strength is None else cases(options.strength)
+    while options.strength is None and len(chosen) < options.cases:
+        case = {name: dice.choice(values) for name, values in OPTIONS.items()}
+        if not without_meaning(case) and (not refusals_of(case) or dice.random() < REFUSED_SHARE):
+            chosen.append(case)
+    counts: Counter[str] = Counter()
+    for number, case in enumerate(chosen):
+        try:
+            found = judged(case).partition(":")[0]
+        except ThreadHangError:
+            found = "hung"
+        except AssertionError as error:
+            found = "wrong"
+            print(f"{number}: {error}\n    {case}", flush=True)
+        counts[found] += 1
+        if sys.stderr.isatty():
+            print(f"\r{number + 1} of {len(chosen)}: {dict(counts)}", end="", file=sys.stderr, flush=True)
+    print(f"{len(chosen)} cases: {', '.join(f'{count} {name}' for name, count in counts.items())}")
+    return 1 if counts["wrong"] or counts["hung"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
