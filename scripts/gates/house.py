@@ -30,14 +30,18 @@ BUILDER = "horovod_build"
 FOLDERS = {CORE: ROOT, **dict.fromkeys(ADAPTERS, ROOT), BUILDER: ROOT / "packaging" / "horovod"}
 
 
+def paths() -> dict[str, Path]:
+    """Return the file of every module of the packages."""
+    return {
+        ".".join(path.relative_to(folder).with_suffix("").parts).removesuffix(".__init__"): path
+        for package, folder in FOLDERS.items()
+        for path in sorted((folder / package).rglob("*.py"))
+    }
+
+
 def modules() -> dict[str, ast.Module]:
     """Return the syntax tree of every module of the packages."""
-    found = {}
-    for package, folder in FOLDERS.items():
-        for path in sorted((folder / package).rglob("*.py")):
-            name = ".".join(path.relative_to(folder).with_suffix("").parts).removesuffix(".__init__")
-            found[name] = ast.parse(path.read_text(encoding="utf-8"), path)
-    return found
+    return {name: ast.parse(path.read_text(encoding="utf-8"), path) for name, path in paths().items()}
 
 
 def imports(tree: ast.Module, known: dict[str, ast.Module]) -> Iterator[tuple[str, str]]:
