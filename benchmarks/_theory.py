@@ -42,24 +42,6 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.integrate import quad
 from scipy.special import betaincinv, digamma
 
-__all__ = [
-    "epoch_time_nonblocking",
-    "epoch_time_synchronous",
-    "expected_samples_nonblocking",
-    "expected_throughput_synchronous",
-    "harmonic",
-    "long_run_speedup",
-    "order_statistic",
-    "order_statistic_exponential",
-    "round_time_nonblocking",
-    "round_time_ratio",
-    "round_time_synchronous",
-    "samples_nonblocking",
-    "throughput_nonblocking",
-    "throughput_ratio",
-    "throughput_synchronous",
-]
-
 
 def harmonic(n: int) -> float:
     """H_n = 1 + 1/2 + ... + 1/n, with H_0 = 0; O(1) by the digamma function."""

@@ -12,8 +12,6 @@ import numpy.typing as npt
 from hvd_hetero.errors import HeteroError
 from hvd_hetero.rounds import checksum
 
-__all__ = ["Numbers", "averages"]
-
 Numbers: TypeAlias = npt.NDArray[np.float64]
 
 

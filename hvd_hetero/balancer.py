@@ -53,8 +53,6 @@ if TYPE_CHECKING:
     from hvd_hetero.measurement.cost_meter import CostMeter
     from hvd_hetero.policies.goodput import Goodput
 
-__all__ = ["WEIGHS_NOTHING", "Balancer"]
-
 logger = logging.getLogger(__name__)
 
 WEIGHS_NOTHING = (

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-__all__ = ["COLUMNS", "Column", "written"]
-
 Written = Literal["always", "sometimes", "never"]
 
 

@@ -31,8 +31,6 @@ from typing import Literal, SupportsIndex, TypeAlias
 
 from hvd_hetero.checks import integer
 
-__all__ = ["SHARE", "CommitPace", "Every", "every"]
-
 SHARE = 0.01
 """The share of a training's time that commits may take."""
 _REMEMBERED = 5

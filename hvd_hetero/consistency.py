@@ -14,8 +14,6 @@ from hvd_hetero.errors import HeteroError, PlanMismatchError
 from hvd_hetero.rounds import RoundTable
 from hvd_hetero.witness import WatchedParameter, piece_of
 
-__all__ = ["Agreement", "WaysOut", "require_finite", "settings_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class WaysOut:

@@ -29,8 +29,6 @@ from hvd_hetero.commits import CommitPace, Every
 from hvd_hetero.communication.wire import Wire
 from hvd_hetero.session import Session
 
-__all__ = ["Member", "Survival"]
-
 logger = logging.getLogger(__name__)
 
 

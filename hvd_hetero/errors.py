@@ -1,7 +1,5 @@
 """The project's own exceptions. Mistakes in arguments are ``ValueError`` and ``TypeError``, as everywhere in Python."""
 
-__all__ = ["HeteroError", "PeerLostError", "PlanMismatchError", "RoundStateError"]
-
 
 class HeteroError(Exception):
     """Something went wrong in a running job; the message says what, and what to do."""

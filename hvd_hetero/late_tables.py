@@ -31,8 +31,6 @@ from hvd_hetero.balancer import Balancer
 from hvd_hetero.consistency import require_finite
 from hvd_hetero.rounds import FinishedRound, MicroBatch, RoundReport, RoundTable, checksum
 
-__all__ = ["LateTables"]
-
 _COSTS_S = 1.5e-3  # c
 _SHARE = 0.01
 _MOST = 64  # K

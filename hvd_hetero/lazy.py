@@ -13,8 +13,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["lazily"]
-
 
 def lazily(package: str) -> Callable[[str], Any]:
     """Return a ``__getattr__`` for ``package``, which imports what stands under its ``if TYPE_CHECKING``.

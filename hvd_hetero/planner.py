@@ -31,8 +31,6 @@ from hvd_hetero.telemetry.changes import log_change, log_rests
 if TYPE_CHECKING:
     from hvd_hetero.policies.goodput import Goodput
 
-__all__ = ["Planner"]
-
 
 class Planner:
     """The plans of one training. ``logs``: say in the log which ranks' speeds are not believed, and what changes."""

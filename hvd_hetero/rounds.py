@@ -30,20 +30,6 @@ import numpy.typing as npt
 from hvd_hetero.allocation.largest_remainder import proportional
 from hvd_hetero.columns import COLUMNS
 
-__all__ = [
-    "LENGTHS",
-    "MAX_ROUND_SAMPLES",
-    "NO_SAMPLES",
-    "CostRule",
-    "FinishedRound",
-    "MicroBatch",
-    "RoundPlan",
-    "RoundReport",
-    "RoundTable",
-    "SampleFigures",
-    "checksum",
-]
-
 MAX_ROUND_SAMPLES = 2**24
 """The largest round: counts travel as float32, which is exact up to here."""
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from hvd_hetero.telemetry.writer import Telemetry
     from hvd_hetero.topology.mixing import Mixing
 
-__all__ = ["Face", "Session"]
-
 # Every training has its own names on the wire, so that two of them in one job can be under way at once. Ranks make
 # trainings in the same order, as they do everything that Horovod names. A rank that joined later has made fewer, so
 # counters may differ: rank 0's holds.

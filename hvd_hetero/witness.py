@@ -21,8 +21,6 @@ import numpy.typing as npt
 
 from hvd_hetero.rounds import checksum
 
-__all__ = ["PIECE", "WatchedParameter", "kernels", "piece_of", "shown"]
-
 PIECE = 2**13
 """Numbers in a piece: some ten microseconds."""
 _LEAST = 1e-6  # zero would say that a rank has nothing to show

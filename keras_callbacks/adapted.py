@@ -12,8 +12,6 @@ import tensorflow as tf
 from hvd_hetero.errors import HeteroError
 from keras_callbacks.tensorflow_wire import TensorFlowWire
 
-__all__ = ["share_adapted"]
-
 # Normalization computes with constants made of its weights; Discretization and tf-idf keep numbers in no weight at all.
 _NUMBERS = ("mean", "variance", "input_mean", "input_variance", "bin_boundaries", "idf_weights_const")
 

@@ -9,8 +9,6 @@ from keras_callbacks.pipeline.balanced_dataset import BalancedDataset
 from keras_callbacks.pipeline.sources import number_from
 from keras_callbacks.session import FitSession
 
-__all__ = ["batches"]
-
 
 def batches(session: FitSession, data: BalancedDataset) -> Iterator[Any]:
     """Yield one epoch's batches of this rank; each is a round, which ends when the next is asked for."""

@@ -11,8 +11,6 @@ from hvd_hetero.averages import averages
 from keras_callbacks.load_balance import LoadBalance
 from keras_callbacks.tensorflow_wire import TensorFlowWire
 
-__all__ = ["average_by_samples", "weighted_gradients"]
-
 
 # It branches on nothing in a graph, and converting it with all that it calls took over a second of each rank.
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]

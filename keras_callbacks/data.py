@@ -24,8 +24,6 @@ from keras_callbacks.pipeline.sources import DatasetSource, SequenceSource, Sour
 from keras_callbacks.pipeline.stream import StreamReader
 from keras_callbacks.session import FitSession
 
-__all__ = ["resize_batches"]
-
 
 def resize_batches(
     data: Any,

@@ -54,8 +54,6 @@ from keras_callbacks.start import average, start_alike
 from keras_callbacks.step.failures import failures_told
 from keras_callbacks.tensorflow_wire import TensorFlowWire
 
-__all__ = ["CommitStateCallback", "KerasState"]
-
 logger = logging.getLogger(__name__)
 
 _SHARDS = (

@@ -7,38 +7,6 @@ from typing import Any
 
 import tensorflow as tf
 
-__all__ = [
-    "advanced_variables",
-    "as_it_is",
-    "as_keras_would",
-    "averaged_variables",
-    "backend_of",
-    "build_metrics",
-    "build_model",
-    "build_optimizer",
-    "compiles_by_itself",
-    "follows_schedule",
-    "gradients_pass_through",
-    "has_call",
-    "hyper_parameters",
-    "is_built",
-    "is_keras_3",
-    "loss_passes_through",
-    "loss_totals",
-    "losses_pass_through",
-    "names_of",
-    "optimizer_variables",
-    "plain_variables",
-    "rate_times",
-    "scales_losses",
-    "spectral_vectors",
-    "steps_per_execution",
-    "tf_variables",
-    "tracked_state",
-    "trained_variables",
-    "weights_of",
-]
-
 # A function that receives (gradients, variables) once they are computed, and returns the update.
 Update = Callable[[list[Any]], Any]
 Receiver = Callable[[list[Any], list[Any], Update], Any]

@@ -9,8 +9,6 @@ import tensorflow as tf
 
 from keras_callbacks.tensorflow_wire import TensorFlowWire
 
-__all__ = ["LearningRateSchedule", "LearningRateWarmup"]
-
 
 class LearningRateSchedule(tf.keras.callbacks.Callback):  # type: ignore[misc]
     """Sets ``initial_lr * multiplier(epoch)`` from ``start_epoch`` on, before ``end_epoch``; several make a schedule.

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from hvd_hetero.telemetry.writer import Telemetry
     from hvd_hetero.topology.mixing import Mixing
 
-__all__ = ["LoadBalance"]
-
 _WAYS_OUT = WaysOut(
     fingerprint="Give all ranks the same policy, global_batch, data, shuffle, seed, prefetch, weight_of and cost_of of "
     "resize_batches, and the same epochs, initial_epoch and steps_per_epoch of fit",

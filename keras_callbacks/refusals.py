@@ -16,8 +16,6 @@ from keras_callbacks.keras_versions import (
     steps_per_execution,
 )
 
-__all__ = ["check_compiled", "check_layers", "check_local", "check_rate", "layers_that_wait"]
-
 
 def check_compiled(model: Any) -> None:
     """Refuse what could not be synchronised; switch XLA off if Keras has chosen it."""

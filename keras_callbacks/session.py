@@ -19,8 +19,6 @@ from keras_callbacks.step.device import Device
 from keras_callbacks.step.graph_synchroniser import Gradient, GraphAllreduce
 from keras_callbacks.tensorflow_wire import TensorFlowWire
 
-__all__ = ["EPOCH_IS_OVER", "FitSession"]
-
 
 class _EpochIsOver:
     """Truthy, as ``stop_training`` must be to end the loop over an epoch's steps."""

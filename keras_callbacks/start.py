@@ -24,8 +24,6 @@ from keras_callbacks.keras_versions import (
 from keras_callbacks.step.parcels import assign, end_to_end, parcels
 from keras_callbacks.tensorflow_wire import TensorFlowWire
 
-__all__ = ["CommonStart", "average", "start_alike"]
-
 
 class CommonStart:
     """The models and optimizers of a training for which all ranks have rank 0's values."""

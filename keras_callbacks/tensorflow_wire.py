@@ -11,8 +11,6 @@ import tensorflow as tf
 
 from hvd_hetero.communication.objects import all_objects, object_of
 
-__all__ = ["TensorFlowWire"]
-
 
 class TensorFlowWire:
     """Collectives of small values and of variables, each under a name that all ranks give it."""

@@ -16,8 +16,6 @@ from keras_callbacks.session import EPOCH_IS_OVER, FitSession
 from keras_callbacks.step.failures import told
 from keras_callbacks.step.memory_shortage import MemoryShortage
 
-__all__ = ["RoundFunction"]
-
 
 def _use_source(session: FitSession, iterator: Any) -> int | None:
     """Make rounds come from the data that fit iterates over, which may not be what was resized last.

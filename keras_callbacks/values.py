@@ -7,8 +7,6 @@ from typing import TypeAlias
 
 import tensorflow as tf
 
-__all__ = ["Values", "values_of"]
-
 Values: TypeAlias = dict[str, tuple[tf.Variable, tf.Tensor]]
 """Variables and their values, by the variables' identity."""
 

@@ -30,8 +30,6 @@ from keras_callbacks.step.graph_synchroniser import (
 from keras_callbacks.step.weights import Weights
 from keras_callbacks.train_function import RoundFunction
 
-__all__ = ["is_wrapped", "release_from_others", "wrap"]
-
 
 def is_wrapped(session: FitSession, model: Any) -> bool:
     """Return whether the model, and its present optimizer, are wrapped for this training."""

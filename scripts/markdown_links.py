@@ -3,8 +3,6 @@
 import re
 from collections.abc import Callable, Iterator
 
-__all__ = ["anchors", "each_link", "relinked"]
-
 # A fence and all up to its end, inline code, or the target of a link or picture: the first of them from the left.
 _PART = re.compile(
     r"^(?P<fence> *(?P<mark>`{3,}|~{3,})).*?^ *(?P=mark)[`~]* *$"

@@ -7,8 +7,6 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["run_pip"]
-
 _STEP = re.compile(r"^\s*(Collecting|Downloading|Installing collected|Building|Preparing|Processing)\b\s*(\S*)")
 _PLAIN_EVERY_S = 5.0
 _TAIL_LINES = 15

@@ -8,8 +8,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["LOAD_BALANCE", "OPTIMIZER", "refuse", "refuse_synchronised"]
-
 OPTIMIZER = {
     "op": "leave it out: the gradient is the mean over the samples of all ranks; for hvd.Sum, multiply the loss by "
     "hvd.size()",

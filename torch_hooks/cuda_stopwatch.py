@@ -13,8 +13,6 @@ from hvd_hetero.measurement.passes import Passes
 from hvd_hetero.measurement.speed_meter import SpeedMeter
 from hvd_hetero.measurement.stopwatch import Lap
 
-__all__ = ["CudaStopwatch", "DeviceTimes"]
-
 _Stretch = tuple[Any, Any]  # from one event to another
 
 

@@ -59,9 +59,6 @@ except ModuleNotFoundError as error:
         f"torch_hooks.elastic is for elastic jobs of Horovod, which is not installed; {_INSTEAD}", name=error.name
     ) from error
 
-__all__ = ["TorchState"]
-
-
 _WITH_RATES_OF_THEIR_OWN = (
     torch.optim.lr_scheduler.OneCycleLR,
     torch.optim.lr_scheduler.CyclicLR,

@@ -11,8 +11,6 @@ from hvd_hetero.averages import Numbers, averages
 from torch_hooks.load_balance import LoadBalance
 from torch_hooks.wires.choice import wire_here
 
-__all__ = ["average_by_samples"]
-
 Values = TypeVar("Values", float, torch.Tensor, Mapping[str, float | torch.Tensor])
 
 

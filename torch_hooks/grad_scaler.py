@@ -9,8 +9,6 @@ import torch
 
 from torch_hooks.optimizer import DistributedOptimizer
 
-__all__ = ["GradScaler"]
-
 
 class GradScaler(torch.amp.GradScaler):
     """PyTorch's ``GradScaler`` for a ``DistributedOptimizer``; the loop is the usual one.

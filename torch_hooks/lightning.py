@@ -22,8 +22,6 @@ try:
 except ImportError:
     from pytorch_lightning import Callback
 
-__all__ = ["ScaleLoss"]
-
 
 class ScaleLoss(Callback):  # type: ignore[misc]
     """Weigh each batch's gradient by its share of the round.

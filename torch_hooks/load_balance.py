@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from hvd_hetero.telemetry.writer import Telemetry
     from hvd_hetero.topology.mixing import Mixing
 
-__all__ = ["LoadBalance"]
-
 
 class LoadBalance(Face):
     """How the global batch is divided among the ranks. One per training, alike on all ranks.

@@ -18,8 +18,6 @@ from torch_hooks.data.streams import ReadSamples
 from torch_hooks.data.workers import EndsWithRank
 from torch_hooks.load_balance import LoadBalance
 
-__all__ = ["BalancedLoader"]
-
 _OF_BATCHES = ("pin_memory", "pin_memory_device")  # the rest of what a DataLoader takes is about reading samples
 _DECIDED_BY_THE_PLAN = ("batch_size", "generator", "in_order")
 

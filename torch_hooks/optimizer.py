@@ -21,8 +21,6 @@ from torch_hooks.parameters.made_state import MadeState, only_zeros
 from torch_hooks.rates import Rates
 from torch_hooks.updates import Updates
 
-__all__ = ["DistributedOptimizer"]
-
 _STOCK_SCALER = (
     "torch.amp.GradScaler would look for infinities in gradients of this rank alone; use "
     "torch_hooks.GradScaler(…, optimizer=optimizer), or call optimizer.synchronize() first and scaler.step(optimizer) "

@@ -16,8 +16,6 @@ from hvd_hetero.errors import HeteroError
 from hvd_hetero.measurement.memory_errors import DONE_IN_PARTS, is_out_of_memory, not_done_again
 from hvd_hetero.measurement.speed_meter import SpeedMeter
 
-__all__ = ["Shortage", "Undoes"]
-
 logger = logging.getLogger(__name__)
 
 _WAY_OUT = (

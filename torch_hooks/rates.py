@@ -10,8 +10,6 @@ import torch
 
 from hvd_hetero.balancer import Balancer
 
-__all__ = ["Rates"]
-
 logger = logging.getLogger(__name__)
 
 

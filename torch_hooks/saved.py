@@ -50,8 +50,6 @@ from torch_hooks.load_balance import LoadBalance
 from torch_hooks.loader import BalancedLoader
 from torch_hooks.parameters.broadcast import broadcast_state
 
-__all__ = ["SavedTraining"]
-
 _VERSION = 2
 _MARK = b"hvd-hetero saved\n"  # before the checksum, at the end of the file
 _CHECKSUM_BYTES = 4

@@ -20,8 +20,6 @@ from torch_hooks.beside.scaled_rounds import Beside
 from torch_hooks.out_of_memory import Shortage, Undoes
 from torch_hooks.wires.choice import TorchWire
 
-__all__ = ["RoundOptimizer", "TorchSession", "nothing"]
-
 _WAYS_OUT = WaysOut(
     fingerprint="Give all ranks the same policy, global_batch, dataset (of their own: stream='shard'), seed, "
     "num_workers and prefetch_factor, let them leave an epoch at the same round (stop_at of the loader), and freeze "

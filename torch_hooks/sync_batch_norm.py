@@ -31,8 +31,6 @@ from hvd_hetero.measurement.speed_meter import SpeedMeter
 from torch_hooks.load_balance import LoadBalance
 from torch_hooks.wires.choice import TorchWire
 
-__all__ = ["SyncBatchNorm"]
-
 _WAY_OUT = (
     "every rank must do the same number of micro-batches, and at least one: use policy='lb-bsp' without may_rest, or "
     "'bsp', and a BalancedLoader, which sees to it; or a normalisation that needs no other rank, such as GroupNorm"

@@ -11,8 +11,6 @@ from torch_hooks.gradients.synchroniser import Synchroniser, Trained
 from torch_hooks.parameters.averaging import LocalUpdates, NeighbourAverage
 from torch_hooks.session import TorchSession
 
-__all__ = ["synchroniser_of"]
-
 
 def synchroniser_of(
     session: TorchSession,

@@ -32,8 +32,6 @@ from hvd_hetero.session import balancer_of
 from torch_hooks.load_balance import LoadBalance
 from torch_hooks.loader import BalancedLoader
 
-__all__ = ["Balanced", "BalancedTrainer"]
-
 _NO_BATCH = object()
 
 

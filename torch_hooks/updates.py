@@ -16,8 +16,6 @@ from torch_hooks.session import TorchSession
 from torch_hooks.synchronisers import synchroniser_of
 from torch_hooks.wrapped_optimizer import WrappedOptimizer
 
-__all__ = ["Scaler", "Updates"]
-
 
 class Scaler(Protocol):
     """What is asked of a gradient scaler."""

@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
-__all__ = ["WrappedOptimizer"]
-
 
 class WrappedOptimizer(torch.optim.Optimizer):
     """An optimizer by composition: groups, state, defaults, hooks and flags are the inner one's."""

@@ -15,8 +15,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["control", "multi_process_service", "take_share"]
-
 _CONTROL = "nvidia-cuda-mps-control"
 _PERCENTAGE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 _ELSEWHERE = ("/usr/local/nvidia/bin", "/usr/bin", "/opt/bin")  # folders of drivers that are not on every PATH

@@ -32,8 +32,6 @@ from hvd_hetero.rounds import RoundPlan
 from hvd_hetero.tools.simulation.cluster import Cluster, Machines
 from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
 
-__all__ = ["GossipModels", "GossipSimulation"]
-
 Floats = NDArray[np.float64]
 
 

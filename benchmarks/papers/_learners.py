@@ -29,8 +29,6 @@ from hvd_hetero.policies import Policy
 from hvd_hetero.rounds import RoundPlan
 from hvd_hetero.topology.mixing import Mixing
 
-__all__ = ["AllreduceLearner", "LocalLearner", "NeighboursLearner", "RoundLearner", "learner_for"]
-
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Rate = float | Callable[[int], float]

@@ -7,8 +7,6 @@ import numpy as np
 from hvd_hetero.tools.simulation.availability import Availabilities
 from hvd_hetero.tools.simulation.cluster import Cluster
 
-__all__ = ["EachWorker"]
-
 
 class EachWorker:
     """When each worker's work ends, and the bandwidth of its link."""

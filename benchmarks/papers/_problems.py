@@ -22,8 +22,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Data", "SmallNetwork", "SoftmaxRegression", "TrainingProblem", "digits"]
-
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 

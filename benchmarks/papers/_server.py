@@ -38,8 +38,6 @@ from hvd_hetero.tools.simulation.cluster import Cluster, Machines
 from hvd_hetero.tools.simulation.results import Simulated
 from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
 
-__all__ = ["Scheme", "ServerModel", "ServerSimulation"]
-
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 

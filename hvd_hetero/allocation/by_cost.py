@@ -43,8 +43,6 @@ from numpy.typing import ArrayLike
 from hvd_hetero import checks
 from hvd_hetero.checks import FloatArray, IntArray
 
-__all__ = ["cut", "divide", "divide_padded", "latest", "needed", "room"]
-
 _NEAR = 1 + 2.0**-8  # costs are known to some per cent
 _FREE = {2: 10, 3: 8}  # samples that so many ranks divide anew: 1,024 or 6,561 ways
 _WORK, _TRIES, _TURNS, _LEVELS = 160, 12, 512, 7

@@ -25,8 +25,6 @@ import psutil
 
 from hvd_hetero.errors import HeteroError
 
-__all__ = ["Address", "Directory", "gather_directory", "job_key", "listen"]
-
 Address = tuple[str, int]
 """A numeric address and a port; IPv6 where the address has a colon."""
 

@@ -19,8 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
-__all__ = ["ALONE", "BYTES", "LEAST", "MEMBERS", "divide"]
-
 MEMBERS = 32
 """With more members, the cost of a call no longer shows."""
 BYTES = 2**22

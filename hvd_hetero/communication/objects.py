@@ -21,8 +21,6 @@ from typing import Any, TypeAlias
 from hvd_hetero.errors import HeteroError
 from hvd_hetero.rounds import checksum
 
-__all__ = ["Gather", "all_objects", "object_of"]
-
 Gather: TypeAlias = Callable[[str, memoryview], memoryview]
 """A collective of this name that lays the ranks' messages end to end, in order of rank."""
 _HEADER = struct.Struct("<IQ")

@@ -35,8 +35,6 @@ from multiprocessing.connection import wait
 
 from hvd_hetero.communication.addresses import Address, Directory
 
-__all__ = ["MOST_BYTES", "Kind", "SideChannel"]
-
 MOST_BYTES = 1000
 """Longest body of a packet; with its header it passes every network in one piece."""
 

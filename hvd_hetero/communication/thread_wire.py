@@ -14,8 +14,6 @@ from typing import Any, Self
 
 from hvd_hetero.errors import HeteroError, PeerLostError
 
-__all__ = ["Crew", "Meeting", "SharedSignals", "ThreadWire", "become", "here"]
-
 Combine = Callable[[Sequence[Any]], Sequence[Any]]
 """A function from the values of all ranks to the results of all ranks."""
 

@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
-__all__ = ["Handle", "SharesSignals", "Signals", "TensorWire", "Wire"]
-
 Tensor = TypeVar("Tensor")
 Handle = Any
 """A wire's own object for a call under way."""

@@ -18,8 +18,6 @@ from hvd_hetero.rounds import MicroBatch, RoundTable
 if TYPE_CHECKING:
     from hvd_hetero.balancer import Balancer
 
-__all__ = ["Cutter"]
-
 
 class Cutter:
     """One rank's rounds. ``drop_last`` leaves out a last one of fewer samples than are planned for it."""

@@ -13,8 +13,6 @@ from hvd_hetero.data.sample_order import Cut, SampleOrder
 from hvd_hetero.data.stream_orders import Source, no_samples, require_kind
 from hvd_hetero.rounds import RoundPlan
 
-__all__ = ["EndingShard"]
-
 _STATE_VERSION = 1
 
 

@@ -8,8 +8,6 @@ from typing import Any
 
 from hvd_hetero.rounds import MicroBatch, SampleFigures
 
-__all__ = ["Parts"]
-
 _FEW = 2  # a batch norm over one sample is an error
 
 

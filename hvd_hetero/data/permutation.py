@@ -35,8 +35,6 @@ from hvd_hetero.checks import integer, require_version
 from hvd_hetero.data.sample_order import Cut, SampleOrder, undone
 from hvd_hetero.rounds import RoundPlan
 
-__all__ = ["SharedPermutation"]
-
 _STATE_VERSION = 2
 
 

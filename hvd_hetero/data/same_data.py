@@ -17,8 +17,6 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["Row", "Shown", "contents_of", "marks_of", "ranks_apart", "show"]
-
 Row: TypeAlias = Callable[[int], ArrayLike]
 """What a data set holds for an index."""
 Shown: TypeAlias = tuple[int, dict[str, list[tuple[float, float]]]]

@@ -27,8 +27,6 @@ from hvd_hetero.measurement.cost_meter import CostMeter
 from hvd_hetero.policies.policy import Policy
 from hvd_hetero.rounds import LENGTHS, NO_SAMPLES, CostRule, RoundPlan, SampleFigures
 
-__all__ = ["NO_COSTS", "CostOf", "SampleCosts", "SharedOut"]
-
 CostOf: TypeAlias = "Callable[[Any], float] | npt.ArrayLike"
 """A number for each sample, or a function of a sample's index, or of a sample of a stream."""
 

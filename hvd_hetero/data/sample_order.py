@@ -16,8 +16,6 @@ from hvd_hetero.data.sample_costs import SampleCosts
 from hvd_hetero.policies.policy import Policy
 from hvd_hetero.rounds import MicroBatch, RoundPlan, SampleFigures
 
-__all__ = ["Cut", "EpochEnd", "Part", "SampleOrder", "undone"]
-
 Part: TypeAlias = list[Any] | npt.NDArray[np.int64]
 """Samples, or their indices."""
 

@@ -36,8 +36,6 @@ from hvd_hetero.checks import integer, require_version
 from hvd_hetero.data.sample_order import Cut, SampleOrder, undone
 from hvd_hetero.rounds import RoundPlan
 
-__all__ = ["ShardStream", "SharedStream", "Source", "no_samples", "require_kind"]
-
 _STATE_VERSION = 2
 Source = Callable[[int], Iterable[Any]]  # the samples of the epoch or pass of that number
 

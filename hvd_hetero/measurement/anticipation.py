@@ -22,8 +22,6 @@ from typing import Any
 
 from hvd_hetero.rounds import FinishedRound
 
-__all__ = ["Anticipation"]
-
 
 class Anticipation:
     """One rank's forecast of the end of a round."""

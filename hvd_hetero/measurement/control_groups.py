@@ -6,8 +6,6 @@ import math
 import os
 from pathlib import Path
 
-__all__ = ["NO_LIMIT", "ControlGroups", "memberships", "memory", "quota", "text_of"]
-
 NO_LIMIT = 2**60
 """Bytes from which on a limit means none: version 1 has no other way to say so."""
 

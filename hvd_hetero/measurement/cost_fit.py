@@ -41,8 +41,6 @@ from scipy.optimize import nnls
 
 from hvd_hetero import checks
 
-__all__ = ["CostFit"]
-
 Floats = npt.NDArray[np.float64]
 
 _AROUND = 9

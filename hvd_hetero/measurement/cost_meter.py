@@ -9,8 +9,6 @@ from typing import Any
 from hvd_hetero.measurement.cost_fit import CostFit
 from hvd_hetero.rounds import LENGTHS, NO_SAMPLES, CostRule, SampleFigures
 
-__all__ = ["CostMeter"]
-
 _TABLES = 20  # over which the unit is averaged (arbitrary)
 
 

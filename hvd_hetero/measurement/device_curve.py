@@ -18,8 +18,6 @@ from statistics import median
 from hvd_hetero.allocation.gamma import Gamma, fit_gamma
 from hvd_hetero.measurement.memory_errors import is_out_of_memory
 
-__all__ = ["DeviceCurve", "Measured", "profile_step"]
-
 _GROWTH = 1.25
 _RESOLUTION = 100
 

@@ -26,8 +26,6 @@ from typing import Any
 
 from hvd_hetero.allocation.gamma import Gamma, fit_gamma
 
-__all__ = ["DeviceProfile"]
-
 _FOLLOW = 0.2  # as the EMA that LB-BSP predicts communication with
 _RATIOS = 3
 

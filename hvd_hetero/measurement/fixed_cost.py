@@ -42,8 +42,6 @@ import numpy.typing as npt
 
 from hvd_hetero.rounds import RoundTable
 
-__all__ = ["FixedCosts", "Pace"]
-
 Floats = npt.NDArray[np.float64]
 Ranks = npt.NDArray[np.intp]
 

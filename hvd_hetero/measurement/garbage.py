@@ -10,8 +10,6 @@ import gc
 import time
 from typing import Any
 
-__all__ = ["collecting_s"]
-
 
 class _Collections:
     def __init__(self) -> None:

@@ -44,8 +44,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-__all__ = ["ROUNDING", "GradientNoise", "Noise", "noise_of", "rounds_per_measurement"]
-
 _FIRST, _PART, _LONGEST = 16.0, 16.0, 1000.0  # rounds that are averaged
 _MOST, _EACH = 8, 2**17  # rounds, and numbers of a gradient for each of them
 ROUNDING = 1e-3  # of sums of many squares, in other orders

@@ -49,8 +49,6 @@ import psutil
 from hvd_hetero.measurement.control_groups import ControlGroups, quota
 from hvd_hetero.measurement.garbage import collecting_s
 
-__all__ = ["HindranceMeter", "Hindrances"]
-
 _Value = TypeVar("_Value")
 
 _USED_UP = 0.9  # of a quota: it is enforced by the slice, a few milliseconds

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from hvd_hetero.errors import HeteroError
 
-__all__ = ["DONE_IN_PARTS", "is_out_of_memory", "not_done_again"]
-
 DONE_IN_PARTS = (
     "round %d: rank %d ran out of memory with %d samples; they are done in parts of at most %d, and its micro-batches "
     "hold at most %d from now on"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["HEADROOM", "limit_after"]
-
 HEADROOM = 0.1
 """How far a limit stays below what failed: what fits once may not fit in fragmented memory (arbitrary)."""
 

@@ -11,8 +11,6 @@ is work, however, if it comes with each: then f' holds it, too.
 
 from __future__ import annotations
 
-__all__ = ["Passes"]
-
 _FAR = 2.0  # arbitrary: an evaluation of less than a forward pass moves a share less than other disturbances do
 
 

@@ -28,8 +28,6 @@ import numpy as np
 
 from hvd_hetero.rounds import RoundTable
 
-__all__ = ["Plausibility"]
-
 logger = logging.getLogger(__name__)
 
 _TIMES = 4.0  # K

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from hvd_hetero.measurement.cost_meter import CostMeter
     from hvd_hetero.measurement.device_profile import DeviceProfile
 
-__all__ = ["SpeedMeter"]
-
 # The first round of a job pays for buffers, kernels and caches that no later one pays for; its speed predicts nothing.
 _WARM_UP_ROUNDS = 1
 

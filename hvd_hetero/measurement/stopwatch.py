@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-__all__ = ["Lap", "Stopwatch"]
-
 
 class Lap(NamedTuple):
     """Seconds of one round, on the device; NaN: not known."""

@@ -27,8 +27,6 @@ from hvd_hetero.allocation.water_filling import split
 from hvd_hetero.policies.policy import comparable_speeds
 from hvd_hetero.rounds import RoundPlan
 
-__all__ = ["AffineCosts", "Floats"]
-
 Floats = npt.NDArray[np.float64]
 
 _SOUGHT = 4  # times, where other shares make other numbers of micro-batches (arbitrary)

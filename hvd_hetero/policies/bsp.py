@@ -7,8 +7,6 @@ from typing import ClassVar
 from hvd_hetero.policies.policy import Policy, checked_micro_batch, equal_plan
 from hvd_hetero.rounds import FinishedRound, RoundPlan
 
-__all__ = ["BSP"]
-
 
 class BSP(Policy):
     """Every rank gets the same share of the global batch in every round (lb-bsp, section 2.2).

@@ -34,8 +34,6 @@ import numpy.typing as npt
 
 from hvd_hetero.rounds import RoundTable
 
-__all__ = ["Costs"]
-
 _SELDOM, _LONGEST = 100.0, 8.0
 _LEAST, _MOST = 1e-30, 1e30  # seconds per sample: others are not believed, and no sum or square of these overflows
 

@@ -31,8 +31,6 @@ from hvd_hetero.policies.gamma_shares import relaxed_seconds, shares_by_gamma, s
 from hvd_hetero.prediction.ema import EMA
 from hvd_hetero.rounds import FinishedRound, RoundPlan
 
-__all__ = ["LADDER_ROUNDS", "LADDER_STEPS", "DeviceShares", "ladder"]
-
 LADDER_STEPS = 12  # as many sizes; enough for a bent line with a third of the measurements astray
 LADDER_ROUNDS = 2 * LADDER_STEPS
 _SWING = 0.9

@@ -16,8 +16,6 @@ from hvd_hetero.prediction.base import Predictor
 from hvd_hetero.prediction.predictor_names import predictor
 from hvd_hetero.rounds import MAX_ROUND_SAMPLES, FinishedRound, RoundPlan
 
-__all__ = ["ElasticBSP"]
-
 _NANOSECONDS = 1e9
 _LONGEST_S = 1e6  # of an iteration; R of them in nanoseconds are far below 2^63
 

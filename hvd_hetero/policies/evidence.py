@@ -26,8 +26,6 @@ import numpy.typing as npt
 
 from hvd_hetero.rounds import RoundPlan, RoundTable
 
-__all__ = ["Evidence"]
-
 Floats = npt.NDArray[np.float64]
 
 _FIRST, _LEAST, _MOST = 0.1, 1e-4, 1.0  # σ

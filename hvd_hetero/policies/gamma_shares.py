@@ -28,8 +28,6 @@ import numpy.typing as npt
 from hvd_hetero.allocation.water_filling import minimax
 from hvd_hetero.rounds import RoundPlan, RoundTable
 
-__all__ = ["relaxed_seconds", "shares_by_gamma", "shares_seconds"]
-
 _SEEN = 1.9  # times the equal share: what every rank has had on the way here (``policies.device_shares``)
 _HALVINGS = 52  # of the level: as many as a float has bits
 

@@ -46,8 +46,6 @@ from hvd_hetero.policies.policy import Policy
 from hvd_hetero.prediction.ema import EMA
 from hvd_hetero.rounds import RoundPlan, RoundTable
 
-__all__ = ["Goodput", "gain", "round_s", "sizes"]
-
 LearningRate = Literal["adascale", "square-root", "constant"]
 
 _WORTH = 1.03

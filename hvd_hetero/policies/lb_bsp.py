@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from hvd_hetero.measurement.device_profile import DeviceProfile
     from hvd_hetero.policies.device_shares import DeviceShares
 
-__all__ = ["LBBSP"]
-
 _BACK = 2 / 3  # of the tolerance, where equal shares return; with all of it, noise would switch back and forth
 _WORTH = 8.0  # times what a split saves of a round: how far equal shares may change; proportional costs take 1
 _TOO_FAR = 1.5  # times that: where a split goes back (arbitrary)

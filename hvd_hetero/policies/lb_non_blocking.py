@@ -16,8 +16,6 @@ from hvd_hetero.policies.trials import Trials
 from hvd_hetero.prediction.base import Predictor
 from hvd_hetero.rounds import FinishedRound, RoundPlan, RoundTable
 
-__all__ = ["LBNonBlocking"]
-
 _FEWEST = 4  # micro-batches above 1
 _LEAST_SIZE = 2  # samples of a rank's mean micro-batch (arbitrary)
 _LONGEST_S = 1e30  # no round takes so long, and no square of a shorter time overflows

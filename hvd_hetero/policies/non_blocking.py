@@ -8,8 +8,6 @@ from hvd_hetero.checks import integer
 from hvd_hetero.policies.policy import Policy, equal_plan
 from hvd_hetero.rounds import FinishedRound, RoundPlan
 
-__all__ = ["NonBlocking"]
-
 
 class NonBlocking(Policy):
     r"""Every rank may do up to N micro-batches; when the first has done N, all stop (non-blocking-sgd, Algorithm 1).

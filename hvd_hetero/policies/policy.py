@@ -19,8 +19,6 @@ from hvd_hetero.rounds import FinishedRound, RoundPlan
 if TYPE_CHECKING:
     from hvd_hetero.measurement.device_profile import DeviceProfile
 
-__all__ = ["Policy", "checked_micro_batch", "comparable_speeds", "equal_plan"]
-
 
 class Policy(ABC):
     """Decides, from what all ranks know, what each rank does in the next round.

@@ -7,8 +7,6 @@ import importlib
 
 from hvd_hetero.policies.policy import Policy
 
-__all__ = ["policy_class", "resolve_policy"]
-
 # The class of each scheme that needs no argument. Static allocation has none: its ratio has no sensible default.
 _BY_NAME = {
     "bsp": "BSP",

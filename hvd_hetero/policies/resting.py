@@ -26,8 +26,6 @@ import numpy.typing as npt
 
 from hvd_hetero.policies.affine_shares import AffineCosts, Floats
 
-__all__ = ["Resting"]
-
 _WORTH = 0.01  # ε
 _LEAST_ROUNDS = 20  # K
 _FOR_TRIALS = 0.002  # c

@@ -16,8 +16,6 @@ from hvd_hetero.policies.costs import Costs
 from hvd_hetero.policies.policy import Policy, comparable_speeds
 from hvd_hetero.rounds import FinishedRound, RoundPlan
 
-__all__ = ["SelfAdaptive"]
-
 _ENOUGH = 3  # rounds of an epoch at rest, or it counts together with the next
 _KEPT = 3  # allocations remembered: what the stop rule looks at
 _SPARE = 0.03  # how far a share may move before its count of micro-batches is set again; arbitrary

@@ -10,8 +10,6 @@ from hvd_hetero.checks import integer
 from hvd_hetero.policies.policy import Policy
 from hvd_hetero.rounds import FinishedRound, RoundPlan
 
-__all__ = ["StaticAllocation"]
-
 
 class StaticAllocation(Policy):
     r"""Rank i accumulates ``w_i`` micro-batches before each synchronisation (self-adaptive-allocation, section III.A).

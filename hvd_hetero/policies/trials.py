@@ -36,8 +36,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-__all__ = ["Trials"]
-
 _SETTLES, _TRIAL = 2, 6  # rounds: that do not count, m
 _REMEMBERED, _FORGET, _KNOWN = 32.0, 1.0 / 280.0, 1.0  # R, δ, and the rounds below which nothing is known
 _OPTIMISM, _LEAST_SCATTER = 0.65, 0.01  # z, and what s is at least

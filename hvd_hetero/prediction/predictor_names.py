@@ -11,8 +11,6 @@ from typing import Any
 
 from hvd_hetero.prediction.base import Predictor
 
-__all__ = ["PREDICTORS", "predictor"]
-
 PREDICTORS = {
     "memoryless": "Memoryless",
     "ema": "EMA",

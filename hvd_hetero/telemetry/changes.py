@@ -15,8 +15,6 @@ import numpy as np
 
 from hvd_hetero.rounds import RoundPlan, RoundTable
 
-__all__ = ["log_change", "log_rests"]
-
 _SHOWN = 8
 """More ranks than this are not listed one by one."""
 

@@ -6,8 +6,6 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
-__all__ = ["named", "open_file", "read_text"]
-
 _KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFCHR: "a device",

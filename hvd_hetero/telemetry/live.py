@@ -15,8 +15,6 @@ from typing import TextIO
 
 from hvd_hetero.telemetry.records import Record
 
-__all__ = ["LiveView"]
-
 _PAUSE_S = 10.0
 _KEPT = 0.9  # of the sums, from round to round: figures cover the last ten rounds or so
 _SHOWN = 8

@@ -18,8 +18,6 @@ import numpy.typing as npt
 
 from hvd_hetero.telemetry.files import named, open_file
 
-__all__ = ["LONGEST_LINE", "MOST_FIGURES", "Lines", "read_lines"]
-
 LONGEST_LINE = 2**24
 """Most bytes of a line; a round of ten thousand ranks takes two million."""
 

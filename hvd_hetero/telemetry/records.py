@@ -14,8 +14,6 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 from hvd_hetero.columns import written
 from hvd_hetero.rounds import FinishedRound, RoundTable
 
-__all__ = ["SCHEMA", "VERSION", "Listener", "Record", "Recorder"]
-
 SCHEMA = "hvd-hetero/telemetry"
 VERSION = 1
 

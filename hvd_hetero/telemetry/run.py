@@ -14,9 +14,6 @@ from hvd_hetero.columns import COLUMNS, written
 from hvd_hetero.telemetry.reader import read_lines
 from hvd_hetero.telemetry.records import SCHEMA, VERSION
 
-__all__ = ["Run", "read_run"]
-
-
 _PER_ROUND = {
     **dict.fromkeys(("round", "epoch"), np.int64),
     **dict.fromkeys(("elapsed_s", "noise_scale", "recovered_s"), np.float64),

@@ -17,8 +17,6 @@ from hvd_hetero.measurement.memory_limits import HEADROOM
 from hvd_hetero.telemetry.files import named
 from hvd_hetero.telemetry.records import SCHEMA, VERSION, Record, Recorder
 
-__all__ = ["RunFile", "Telemetry", "TelemetryWriter"]
-
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 logger = logging.getLogger(__name__)

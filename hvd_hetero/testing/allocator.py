@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["KEEP_MEMORY"]
-
 KEEP_MEMORY = {
     "MALLOC_TRIM_THRESHOLD_": "1000000000",
     "MALLOC_MMAP_THRESHOLD_": "1000000000",

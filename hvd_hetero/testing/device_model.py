@@ -16,8 +16,6 @@ from contextlib import contextmanager
 
 from hvd_hetero.allocation import Gamma
 
-__all__ = ["DeviceModel"]
-
 
 class DeviceModel:
     """A model of a device with this Γ.

@@ -23,8 +23,6 @@ from typing import Any, Literal
 from hvd_hetero.testing.hosts import HOSTS, add_host
 from hvd_hetero.testing.rank import RUN_DIR
 
-__all__ = ["Fault", "Faults"]
-
 _POLL_S = 0.02
 _LONGEST_NEWS_S = 20.0  # until a rank hears of a new host; Horovod looks once a second, and the others wait
 

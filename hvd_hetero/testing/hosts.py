@@ -11,8 +11,6 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["HOSTS", "Elastic", "add_host", "host_name"]
-
 HOSTS = "HVD_HETERO_HOSTS"
 """Environment variable that names the file of hosts to a rank."""
 

@@ -20,8 +20,6 @@ import numpy as np
 from hvd_hetero.policies import Policy
 from hvd_hetero.rounds import FinishedRound, RoundPlan, RoundReport, RoundTable
 
-__all__ = ["PolicyConformance", "run"]
-
 _ABSURD = (float("nan"), 0.0, -1.0, float("inf"))
 
 

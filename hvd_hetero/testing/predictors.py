@@ -22,8 +22,6 @@ import numpy as np
 from hvd_hetero.prediction import Predictor
 from hvd_hetero.prediction.base import MARGIN
 
-__all__ = ["PredictorConformance", "feed", "walk"]
-
 _NO_SPEEDS = (math.nan, 0.0, -3.0, math.inf, -math.inf)
 _NO_DRIVERS = (("cpu", 80.0, 0.5), ("memory", 0.5, -0.1), ("cpu", math.inf, 0.5))
 _FOREIGN: dict[str, Any] = {"predictor": "oracle", "version": 99, "measured": [-1.0, -1.0, -1.0], "rounds": 0}

@@ -25,8 +25,6 @@ from typing import TypeVar
 from hvd_hetero.communication.thread_wire import Crew, ThreadWire, become
 from hvd_hetero.errors import HeteroError, PeerLostError
 
-__all__ = ["ThreadHangError", "ThreadRankError", "run_on_threads"]
-
 _STDERR = 2  # the file itself: sys.stderr may be none, as under pytest
 _GRACE_S = 5.0  # for ranks that wait for one that has failed to come to an end (arbitrary)
 

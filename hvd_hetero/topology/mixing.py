@@ -28,16 +28,6 @@ from hvd_hetero.topology import matcha, matching_decomposition, mixing_matrix, r
 from hvd_hetero.topology.graphs import Graph
 from hvd_hetero.topology.matcha import Matcha
 
-__all__ = [
-    "ALLREDUCE",
-    "MIXING_NAMES",
-    "Exchange",
-    "MatchaMixing",
-    "Mixing",
-    "NeighbourMixing",
-    "resolve_mixing",
-]
-
 ALLREDUCE = "allreduce"
 
 Floats = NDArray[np.float64]

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from hvd_hetero.watchdog.patience import Patience
 from hvd_hetero.watchdog.whereabouts import Whereabouts
 
-__all__ = ["Judgement", "judge"]
-
 _NAMED = 4  # ranks that a message names; it counts the others (arbitrary)
 
 

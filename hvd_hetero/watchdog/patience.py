@@ -6,8 +6,6 @@ import math
 import os
 from dataclasses import dataclass, fields
 
-__all__ = ["VARIABLE", "Patience", "horovod_gives_up_s"]
-
 VARIABLE = "HVD_HETERO_PATIENCE"
 """Environment variable that changes the limits: ``warn=10,deadlock=20,silent=60,busy=3600``, or ``off``."""
 

@@ -22,8 +22,6 @@ from hvd_hetero.watchdog.judgement import Judgement, judge
 from hvd_hetero.watchdog.patience import Patience, horovod_gives_up_s
 from hvd_hetero.watchdog.whereabouts import Whereabouts, locate
 
-__all__ = ["EXIT_CODE", "Watchdog"]
-
 logger = logging.getLogger("hvd_hetero.watchdog")
 
 EXIT_CODE = 75

@@ -12,8 +12,6 @@ from dataclasses import asdict, dataclass, fields
 from types import FrameType
 from typing import NamedTuple
 
-__all__ = ["Position", "Whereabouts", "locate"]
-
 _OURS = ("hvd_hetero", "torch_hooks", "keras_callbacks")
 _LIBRARIES = frozenset({*_OURS, "horovod", "torch", "tensorflow", "keras", "tf_keras", *sys.stdlib_module_names})
 _COLLECTIVES = {"horovod": "hvd", "torch.distributed": "dist"}  # and the names that users know them by

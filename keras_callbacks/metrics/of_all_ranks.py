@@ -29,8 +29,6 @@ from keras_callbacks.metrics.step_results import Told
 from keras_callbacks.tensorflow_wire import TensorFlowWire
 from keras_callbacks.values import Values, values_of
 
-__all__ = ["Evaluation", "JoinedMetrics", "global_results"]
-
 logger = logging.getLogger(__name__)
 
 

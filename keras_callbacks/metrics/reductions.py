@@ -17,8 +17,6 @@ from typing import Any, Literal
 
 import tensorflow as tf
 
-__all__ = ["Reduction", "Update", "behind", "is_given", "of_no_batch", "updates_in", "variables_of", "weigh"]
-
 Reduction = Literal["sum", "max", "min", "unknown"]
 
 _ADDED = {"AssignAddVariableOp": 1.0, "AssignSubVariableOp": -1.0}

@@ -15,8 +15,6 @@ import tensorflow as tf
 
 from keras_callbacks.metrics.reductions import Update, behind, is_given
 
-__all__ = ["Told"]
-
 
 class Told:
     """The figures of one traced step, by name: those made of state, and those of the batch."""

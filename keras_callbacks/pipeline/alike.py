@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-__all__ = ["check_alike", "check_single", "compared"]
-
 logger = logging.getLogger(__name__)
 
 _MAY_DIFFER = re.compile(rb"Random|Multinomial|TruncatedNormal|Stateful|Sample|PyFunc")  # operations

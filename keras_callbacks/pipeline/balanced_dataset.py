@@ -13,8 +13,6 @@ import tensorflow as tf
 from hvd_hetero.errors import RoundStateError
 from keras_callbacks.pipeline.queue import RoundQueue
 
-__all__ = ["BalancedDataset", "refuses_resized"]
-
 logger = logging.getLogger(__name__)
 
 

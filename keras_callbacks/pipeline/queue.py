@@ -21,8 +21,6 @@ from hvd_hetero.data.sample_order import Cut, Part, SampleOrder
 from hvd_hetero.errors import RoundStateError
 from hvd_hetero.rounds import RoundTable
 
-__all__ = ["NO_TRAINING", "TOO_FAR_AHEAD", "RoundQueue"]
-
 NO_TRAINING = (
     "more of resize_batches was asked for than its first batch, and no training with its LoadBalance is on: write "
     "model.fit(batches, callbacks=[balance]), or balance.batches(batches) in a loop of your own; give predict and "

@@ -9,8 +9,6 @@ from typing import Any, Protocol, cast
 import numpy as np
 import tensorflow as tf
 
-__all__ = ["Chunk", "DatasetSource", "SequenceSource", "Source", "is_sequence", "number_from"]
-
 _SHUFFLED = 10_000  # samples that are held to draw from, if an epoch is longer (arbitrary, a usual size)
 _CHUNK = 64  # samples that tf.data batches at a time; larger ones only cost memory (arbitrary)
 

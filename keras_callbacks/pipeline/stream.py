@@ -12,8 +12,6 @@ import tensorflow as tf
 from hvd_hetero.data.same_data import marks_of
 from keras_callbacks.pipeline.sources import Chunk, Source
 
-__all__ = ["StreamReader"]
-
 _Handle = tuple[Chunk, int, Any, float]  # a sample: the chunk that it is in, its row there, its marks, and its cost
 
 

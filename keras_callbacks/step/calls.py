@@ -27,8 +27,6 @@ from keras_callbacks.keras_versions import follows_schedule, hyper_parameters, s
 from keras_callbacks.pipeline.queue import RoundQueue
 from keras_callbacks.step.device import Device
 
-__all__ = ["SHARE", "Fit", "RoundCalls"]
-
 logger = logging.getLogger(__name__)
 
 SHARE = 5

@@ -20,8 +20,6 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-__all__ = ["Device", "device_here"]
-
 
 class Device:
     """One device whose work is queued, by its name in TensorFlow."""

@@ -17,8 +17,6 @@ from horovod.common.exceptions import HorovodInternalError
 
 from hvd_hetero.errors import HeteroError
 
-__all__ = ["failures_told", "tells_failures", "told"]
-
 
 def told(error: BaseException, *, elastic: bool = True) -> Exception | None:
     """Return the error to raise instead of this one; None if it is clear by itself."""

@@ -31,8 +31,6 @@ from keras_callbacks.step.graph_synchroniser import Gradient, GraphAllreduce, Gr
 from keras_callbacks.step.own_changes import changed_by, trained_by
 from keras_callbacks.step.weights import Weights
 
-__all__ = ["GraphRound"]
-
 logger = logging.getLogger(__name__)
 
 # What a rank hears about the micro-batch that begins, or about the end: its slice of the batch, a factor for the

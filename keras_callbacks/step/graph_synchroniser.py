@@ -23,16 +23,6 @@ from keras_callbacks.step.parcels import assign, by_type, end_to_end, size_in_by
 if TYPE_CHECKING:
     from hvd_hetero.topology.mixing import Mixing
 
-__all__ = [
-    "Gradient",
-    "GraphAllreduce",
-    "GraphLocalUpdates",
-    "GraphNeighbourAverage",
-    "GraphSynchroniser",
-    "correction_of",
-    "scaled",
-]
-
 _LOOKED_AT = 1 << 12  # numbers of a gradient: a loss's NaN reaches them all (arbitrary)
 _SMALL = 1 << 16  # bytes, up to which a branch is not worth its tracing (arbitrary)
 Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices"

@@ -17,8 +17,6 @@ from hvd_hetero.measurement.memory_errors import is_out_of_memory
 from keras_callbacks.step.calls import RoundCalls
 from keras_callbacks.values import Values, values_of
 
-__all__ = ["MemoryShortage"]
-
 
 class MemoryShortage:
     """The rounds of one rank that run out of memory.

@@ -10,8 +10,6 @@ import tensorflow as tf
 from keras_callbacks.keras_versions import names_of, tf_variables
 from keras_callbacks.metrics.reductions import updates_in, variables_of
 
-__all__ = ["changed_by", "trained_by"]
-
 _TAPE = "gradient_tape/"  # the scope of a tape's operations
 _WRITES = ("Assign", "ResourceApply", "ResourceScatter", "ResourceSparseApply")
 _CHOICES = {"Select", "SelectV2"}  # linear, unless the condition depends on the gradient

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-__all__ = ["assign", "by_type", "end_to_end", "parcels", "size_in_bytes"]
-
 _PARCEL = 2**26  # bytes
 
 

@@ -24,8 +24,6 @@ import tensorflow as tf
 from keras_callbacks.keras_versions import as_it_is, as_keras_would
 from keras_callbacks.pipeline.sources import number_from
 
-__all__ = ["Weights"]
-
 logger = logging.getLogger(__name__)
 
 _SUMS = ("sum", "none", None)  # reductions of a loss that divide by nothing

@@ -30,8 +30,6 @@ from typing import Any
 from hvd_hetero.testing import rank
 from support import everywhere, switch
 
-__all__ = ["Hosts", "HostsSupport", "HostsUnavailableError", "hosts_available"]
-
 _ANSWERS_WITHIN_S = 20.0
 _MOST = 200  # addresses of the network
 _SSH = """#!/bin/sh

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-__all__ = ["reduced_later"]
-
 
 def reduced_later(model: Any, *, now: bool) -> AbstractContextManager[None]:
     """Return what keeps gradients of ``model`` on this rank meanwhile, unless they are to be reduced ``now``."""

@@ -24,8 +24,6 @@ import torch
 
 from hvd_hetero.measurement.speed_meter import SpeedMeter
 
-__all__ = ["hides_a_backward_pass", "leave_out_waits", "leaves_of"]
-
 
 def leave_out_waits(meter: SpeedMeter) -> list[Any]:
     """Leave out of a rank's work what its layers wait for others; return what removes the hooks.

@@ -16,8 +16,6 @@ import torch
 
 from torch_hooks.gradients.squares import Squares, square_of, sum_of
 
-__all__ = ["LocalSquares"]
-
 
 class LocalSquares:
     """What this rank measures in one round. ``samples``: those of a batch whose w_ij is 1."""

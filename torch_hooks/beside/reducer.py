@@ -7,8 +7,6 @@ from typing import Literal
 
 import torch
 
-__all__ = ["Reducer", "is_horovods", "require_said"]
-
 Reducer = Literal["mean", "sum"]
 
 

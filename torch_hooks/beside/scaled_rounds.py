@@ -53,8 +53,6 @@ from torch_hooks.gradients.parameter_norm import kernels_here
 from torch_hooks.rates import Rates
 from torch_hooks.wires.choice import TorchWire
 
-__all__ = ["Beside"]
-
 logger = logging.getLogger(__name__)
 
 _WAYS_OUT = WaysOut(

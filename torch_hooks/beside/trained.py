@@ -17,8 +17,6 @@ from hvd_hetero.measurement.gradient_noise import rounds_per_measurement
 from torch_hooks.beside.reducer import Reducer, is_horovods, require_said
 from torch_hooks.gradients.parameter_norm import ParameterNorm
 
-__all__ = ["Trained", "parameters_of"]
-
 _NO_GRADIENT = (
     "global_batch=Goodput(…) goes by each rank's own gradient, which fully_shard and hvd.DistributedOptimizer hide; "
     "use DistributedDataParallel, or torch_hooks.DistributedOptimizer without another reducer"

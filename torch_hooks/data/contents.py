@@ -22,8 +22,6 @@ from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 from hvd_hetero.data.same_data import Row, Shown, ranks_apart, show
 from hvd_hetero.errors import PlanMismatchError
 
-__all__ = ["attributes_of", "columns_of", "require_alike"]
-
 logger = logging.getLogger(__name__)
 
 _OF_TORCHVISION = ("data", "targets")

@@ -17,8 +17,6 @@ from typing import Any
 import torch
 from torch.utils.data import default_collate
 
-__all__ = ["Collate", "Weights"]
-
 logger = logging.getLogger(__name__)
 
 _WAY_OUT = (

@@ -17,8 +17,6 @@ from hvd_hetero.rounds import MicroBatch
 from torch_hooks.data.counting import Collate, Weights
 from torch_hooks.session import TorchSession
 
-__all__ = ["MicroBatches"]
-
 _NEVER = -1
 
 

@@ -13,8 +13,6 @@ from torch_hooks.data.samplers import drawn_by
 from torch_hooks.data.streams import stream_order
 from torch_hooks.wires.choice import TorchWire
 
-__all__ = ["order_of"]
-
 
 def order_of(
     dataset: Dataset[Any],

@@ -12,8 +12,6 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Sampler
 
-__all__ = ["drawn_by"]
-
 
 def drawn_by(sampler: Iterable[Any], seed: int, *, in_batches: bool) -> Callable[[int], npt.NDArray[np.int64]]:
     """Return a function that gives an epoch's order: the sampler's, drawn from the seed and the epoch's number.

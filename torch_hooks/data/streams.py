@@ -11,8 +11,6 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from hvd_hetero.data.stream_orders import ShardStream, SharedStream
 from torch_hooks.wires.choice import TorchWire
 
-__all__ = ["ReadSamples", "stream_order"]
-
 _CHUNK = 64  # samples that a worker process hands over at a time (arbitrary; more costs memory)
 _CHOOSE = (
     "an iterable dataset can be read in two ways, and only you know which is right: stream='whole', if it yields the "

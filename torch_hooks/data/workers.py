@@ -13,8 +13,6 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-__all__ = ["EndsWithRank"]
-
 
 class EndsWithRank:
     """A ``worker_init_fn`` that ends the worker with the process that made this object, and calls the user's."""

@@ -39,8 +39,6 @@ from torch_hooks.gradients.sparse import Layouts
 from torch_hooks.gradients.squares import Squares
 from torch_hooks.gradients.synchroniser import Synchroniser, Trained
 
-__all__ = ["Allreduce"]
-
 _LOOKED_AT = 2**12  # numbers of a bundle, some microseconds: a loss's NaN reaches all of them (arbitrary)
 _trained = attrgetter("requires_grad")
 

@@ -14,8 +14,6 @@ from torch_hooks.gradients.sparse import Gather, Layouts
 from torch_hooks.gradients.squares import square_of
 from torch_hooks.wires.choice import TorchWire
 
-__all__ = ["Bundle", "Rows", "bundles_of", "shares_memory"]
-
 _MOST = 2**24
 """Bytes of a bundle: while one is summed, the next is filled (arbitrary)."""
 _ALONE = 2**22

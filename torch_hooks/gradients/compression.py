@@ -8,8 +8,6 @@ import torch
 
 from torch_hooks.wires.choice import TorchWire
 
-__all__ = ["Compressed", "compressor"]
-
 _TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _NONE = "horovod.torch.compression.NoneCompressor"  # by its name: on other wires Horovod need not be there
 

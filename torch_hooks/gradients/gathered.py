@@ -13,8 +13,6 @@ from hvd_hetero.balancer import Balancer
 from hvd_hetero.errors import RoundStateError
 from torch_hooks.gradients.bundles import shares_memory
 
-__all__ = ["Gathered"]
-
 _WITHOUT_A_BATCH = (
     "a gradient came without a batch: iterate over a BalancedLoader, or announce your own batch with "
     "balance.batch(samples) before its forward pass. If this model has a new optimizer now, close() the former one; if "

@@ -9,8 +9,6 @@ import torch
 
 from hvd_hetero.witness import WatchedParameter, kernels, piece_of, shown
 
-__all__ = ["ParameterNorm", "kernels_here"]
-
 _ACCURATE = (torch.float32, torch.float64)
 
 

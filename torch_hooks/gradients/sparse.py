@@ -22,8 +22,6 @@ import torch
 from hvd_hetero.errors import HeteroError
 from torch_hooks.wires.choice import TorchWire
 
-__all__ = ["Gather", "Layouts", "empty_gradient"]
-
 _DENSE = 0
 _NOTHING = -1  # for a parameter of which a rank has no gradient
 

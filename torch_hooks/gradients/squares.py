@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["Squares", "square_of", "sum_of"]
-
 _WHOLE = (torch.float32, torch.float64)
 _PART = 2**18  # numbers: in one sum of ten million, float32 lost three parts in ten thousand
 

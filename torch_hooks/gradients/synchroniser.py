@@ -17,8 +17,6 @@ from hvd_hetero.consistency import settings_of
 from torch_hooks.gradients.parameter_norm import ParameterNorm
 from torch_hooks.wires.choice import TorchWire
 
-__all__ = ["Synchroniser", "Trained"]
-
 _IN_NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
 
 

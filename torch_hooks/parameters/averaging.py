@@ -16,8 +16,6 @@ from torch_hooks.wires.choice import TorchWire
 if TYPE_CHECKING:
     from hvd_hetero.topology.mixing import Exchange, Mixing
 
-__all__ = ["LocalUpdates", "NeighbourAverage", "average_everywhere"]
-
 
 class NeighbourAverage(Synchroniser):
     """D-PSGD and MATCHA: ``x_i <- sum_j W_ij x_j``, then the update with this rank's own gradient, ``n S_i / S`` times.

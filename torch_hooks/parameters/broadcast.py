@@ -12,14 +12,6 @@ import torch
 from hvd_hetero.errors import HeteroError
 from torch_hooks.wires.choice import TorchWire
 
-__all__ = [
-    "broadcast_parameters",
-    "broadcast_state",
-    "named_groups",
-    "require_alike",
-    "suitable",
-]
-
 
 def suitable(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """Return the optimizer, after checking that it can be wrapped."""

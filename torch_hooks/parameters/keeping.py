@@ -15,8 +15,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["copied"]
-
 
 def copied(state: Any, former: Any = None) -> Any:
     """Return a copy of ``state`` (tensors, in dicts and lists, and other values), in ``former``'s memory if it fits.

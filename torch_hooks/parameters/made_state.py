@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["MadeState", "only_zeros"]
-
 _HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 
 

@@ -10,8 +10,6 @@ from hvd_hetero.communication.thread_wire import here
 from hvd_hetero.communication.wire import TensorWire
 from torch_hooks.wires.threads import TorchThreadWire
 
-__all__ = ["TorchWire", "over_process_groups", "wire_here"]
-
 TorchWire = TensorWire[torch.Tensor]
 
 

@@ -15,8 +15,6 @@ from hvd_hetero.communication.objects import all_objects, object_of
 from hvd_hetero.watchdog.patience import horovod_gives_up_s
 from torch_hooks.wires.waiting import wait
 
-__all__ = ["HorovodWire"]
-
 
 class HorovodWire:
     """Collectives of Horovod over all ranks (``hvd_hetero.communication.wire.TensorWire``). A handle is a number.

@@ -5,8 +5,6 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-__all__ = ["timeout_of", "with_cpu"]
-
 
 def with_cpu(backends: str) -> str:
     """Return the backends by device, with one for the CPU, where tables and objects are, wherever gradients are."""

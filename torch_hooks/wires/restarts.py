@@ -10,8 +10,6 @@ from torch import distributed as dist
 
 from hvd_hetero.errors import HeteroError
 
-__all__ = ["forget_former_ranks"]
-
 _COMES_S = 60.0  # for rank 0 to end, start again and import (arbitrary)
 
 

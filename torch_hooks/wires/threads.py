@@ -8,8 +8,6 @@ import torch
 
 from hvd_hetero.communication.thread_wire import Meeting, ThreadWire
 
-__all__ = ["TorchThreadWire"]
-
 
 class TorchThreadWire(ThreadWire):
     """Adds tensors (``hvd_hetero.communication.wire.TensorWire``), with sums in the order of ranks."""

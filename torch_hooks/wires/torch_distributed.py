@@ -43,8 +43,6 @@ from hvd_hetero.errors import PeerLostError, RoundStateError
 from torch_hooks.wires.process_groups import timeout_of, with_cpu
 from torch_hooks.wires.uneven_rows import Rows
 
-__all__ = ["ProcessGroupWire", "wire_of_world"]
-
 
 @contextmanager
 def _peers_may_be_lost(name: str) -> Iterator[None]:

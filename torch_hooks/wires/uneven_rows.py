@@ -18,8 +18,6 @@ import torch
 from hvd_hetero.errors import HeteroError
 from hvd_hetero.rounds import checksum
 
-__all__ = ["Rows"]
-
 _HEADER = 16  # bytes: two integers
 
 

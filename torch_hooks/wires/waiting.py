@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable
 from functools import cache
 
-__all__ = ["wait"]
-
 _LONGEST_SLEEP_S = 0.5e-3
 _SLEEP_SHARE = 1 / 16
 _UNKNOWN_TRANSFER_S = 2e-3

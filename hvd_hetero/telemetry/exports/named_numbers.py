@@ -8,8 +8,6 @@ from collections.abc import Sequence
 
 from hvd_hetero.telemetry.records import Record
 
-__all__ = ["figures", "require"]
-
 _PER_RANK = {"batch": "samples", "compute_s": "compute_s", "input_s": "input_s", "wait_s": "wait_s"}
 _SHOWN = 16
 """More ranks than this have no curve each."""

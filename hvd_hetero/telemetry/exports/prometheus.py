@@ -16,8 +16,6 @@ import numpy as np
 from hvd_hetero.telemetry.exports.named_numbers import require
 from hvd_hetero.telemetry.records import Record
 
-__all__ = ["PrometheusFile"]
-
 logger = logging.getLogger(__name__)
 
 _NAME = re.compile("[a-zA-Z_][a-zA-Z0-9_]*")

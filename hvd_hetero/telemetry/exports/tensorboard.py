@@ -11,8 +11,6 @@ from typing import Any
 from hvd_hetero.telemetry.exports.named_numbers import figures, require
 from hvd_hetero.telemetry.records import Record
 
-__all__ = ["TensorBoard"]
-
 
 class TensorBoard:
     """Write the figures of each round as scalars under ``hvd_hetero/``; the step is the number of the round.

@@ -5,8 +5,6 @@ from pathlib import Path
 
 from hvd_hetero.errors import HeteroError
 
-__all__ = ["BUILDER_MISSING", "add_arguments", "run"]
-
 BUILDER_MISSING = (
     "to build Horovod, this environment lacks\n"
     "  - the package hvd-hetero-horovod: `pip install ./packaging/horovod` (in a checkout of hvd-hetero)"

@@ -16,8 +16,6 @@ from hvd_hetero.tools.cli.output import printer
 if TYPE_CHECKING:
     from hvd_hetero.tools.cli.installation.findings import Finding
 
-__all__ = ["add_arguments", "run", "write"]
-
 _COLOURS = {"ok": "green", "warning": "yellow", "failure": "bold red"}
 
 

@@ -13,8 +13,6 @@ from hvd_hetero.errors import HeteroError
 from hvd_hetero.tools.cli import build_horovod, check, profile, report, simulate
 from hvd_hetero.tools.cli.output import READER_LEFT, reader_left
 
-__all__ = ["COMMANDS", "Command", "main"]
-
 
 @dataclass(frozen=True, slots=True)
 class Command:

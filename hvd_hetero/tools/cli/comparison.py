@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from hvd_hetero.tools.simulation.results import Simulated
     from hvd_hetero.tools.simulation.worth import Worth
 
-__all__ = ["draw", "write_json", "write_table", "write_worth", "write_worth_json"]
-
 _LEAST_WIDTH = 140
 _COLUMNS = {
     "samples/s": ("samples_per_s", ".1f"),

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["READER_LEFT", "printer", "reader_left"]
-
 READER_LEFT = 141
 """The exit code of a program that SIGPIPE ends, as shells report it: 128 + 13."""
 

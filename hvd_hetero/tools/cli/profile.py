@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from hvd_hetero.allocation import Gamma
     from hvd_hetero.measurement.device_curve import DeviceCurve, Measured
 
-__all__ = ["add_arguments", "run"]
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""

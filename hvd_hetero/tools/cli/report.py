@@ -8,8 +8,6 @@ from pathlib import Path
 
 from hvd_hetero.tools.cli.output import printer
 
-__all__ = ["add_arguments", "run"]
-
 _LEAST_WIDTH = 80
 
 

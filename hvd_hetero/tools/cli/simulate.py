@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from hvd_hetero.tools.simulation.description import Description
     from hvd_hetero.tools.simulation.replay import Replay
 
-__all__ = ["add_arguments", "run"]
-
 _REPLAYED = ("bsp", "lb-bsp", "self-adaptive", "non-blocking", "lb-non-blocking", "elastic-bsp")
 
 

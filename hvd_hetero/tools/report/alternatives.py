@@ -22,8 +22,6 @@ from hvd_hetero.tools.simulation.description import check, recorded_description
 from hvd_hetero.tools.simulation.schemes import choose
 from hvd_hetero.tools.simulation.worth import Worth, worth_of_run
 
-__all__ = ["Alternative", "Alternatives", "alternatives"]
-
 MOST_WORK = 100_000
 MOST_ROUNDS = 300
 LEAST_ROUNDS = 40

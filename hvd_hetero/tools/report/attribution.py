@@ -58,8 +58,6 @@ import numpy as np
 from hvd_hetero.telemetry.run import Run
 from hvd_hetero.tools.report.work import LONGEST_ROUND_S, Bools, Floats, Work
 
-__all__ = ["KINDS", "Attribution", "Shares", "airport", "attribute", "fast", "ideal", "kinds_of", "shares"]
-
 KINDS = {
     "computing": "waiting for ranks that compute longer",
     "input": "waiting for ranks that wait for their data",

@@ -45,8 +45,6 @@ from hvd_hetero.tools.report.attribution import Shares, fast
 from hvd_hetero.tools.report.slowness import Slowness, beyond_s
 from hvd_hetero.tools.report.work import Floats
 
-__all__ = ["KINDS", "LEAST", "LEAST_UNEXPLAINED", "Cause", "causes"]
-
 KINDS = {
     "throttled": "its container's limit",
     "competition": "other processes on its processor",

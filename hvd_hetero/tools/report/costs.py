@@ -8,8 +8,6 @@ from hvd_hetero.rounds import CostRule
 from hvd_hetero.telemetry.run import Run
 from hvd_hetero.tools.report.words import percent
 
-__all__ = ["cost_note"]
-
 _UNITS = "", " L", " L²", " M", " M²"
 
 

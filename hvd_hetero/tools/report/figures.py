@@ -30,8 +30,6 @@ from hvd_hetero.tools.report.speeds import mean_speed, speeds
 from hvd_hetero.tools.report.work import LONGEST_ROUND_S, Work, counted, work
 from hvd_hetero.tools.simulation.replay import totals_of
 
-__all__ = ["Figures", "OverTime", "RankFigures", "figures"]
-
 Floats = npt.NDArray[np.float64]
 
 

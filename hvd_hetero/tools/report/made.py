@@ -19,8 +19,6 @@ from hvd_hetero.tools.report.work import LONGEST_ROUND_S, Bools, impossible
 from hvd_hetero.tools.simulation.replay import in_mean_samples
 from hvd_hetero.tools.simulation.worth import Worth, prices_of
 
-__all__ = ["Report", "make_reports", "report_of"]
-
 _MOST_FIGURES = 500_000  # rounds times ranks in which causes are looked for, so that it takes seconds
 _MOST_NAMED = 8  # ranks
 

@@ -14,19 +14,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "MOST_BLOCKS",
-    "MOST_LINES",
-    "MOST_ROWS",
-    "QUANTILES",
-    "Curves",
-    "Heat",
-    "block_means",
-    "heat",
-    "series",
-    "starts",
-]
-
 Floats = npt.NDArray[np.float64]
 
 MOST_BLOCKS = 160

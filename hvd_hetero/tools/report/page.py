@@ -36,8 +36,6 @@ from hvd_hetero.tools.report.worth_words import worth_sentences, worth_table
 if TYPE_CHECKING:
     from jinja2 import Template
 
-__all__ = ["GENERATOR", "check_page", "facts", "page", "replay_note", "tiles", "write_page"]
-
 GENERATOR = "hvd-hetero report"
 _BEGIN = 2048  # bytes by which a report is known
 

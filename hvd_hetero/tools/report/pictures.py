@@ -25,8 +25,6 @@ from hvd_hetero.tools.report.svg import (
 )
 from hvd_hetero.tools.report.words import number, percent, percents
 
-__all__ = ["Picture", "Scales", "pictures"]
-
 IDEAL = "computing: the ideal"
 _LEAST_HEAT = 0.05  # the top of a heat map of costs at the least, or scatter would glow
 _LEAST_TOP = 1.08  # a little room above the curve

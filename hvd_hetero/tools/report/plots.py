@@ -12,8 +12,6 @@ from hvd_hetero.telemetry import Run
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["rounds_figure"]
-
 # Okabe and Ito's palette, for readers who confuse red and green.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 

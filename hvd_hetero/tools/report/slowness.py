@@ -33,8 +33,6 @@ from hvd_hetero.tools.report.attribution import Attribution, Shares, attribute, 
 from hvd_hetero.tools.report.speeds import mean_speed, of_typical_size, speeds
 from hvd_hetero.tools.report.work import Bools, Floats, counted, work
 
-__all__ = ["Slowness", "beyond_s"]
-
 
 @dataclass(frozen=True)
 class Slowness:

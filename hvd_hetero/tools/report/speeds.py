@@ -24,8 +24,6 @@ import numpy.typing as npt
 from hvd_hetero.telemetry.run import Run
 from hvd_hetero.tools.report.work import Work
 
-__all__ = ["mean_speed", "of_typical_size", "speeds"]
-
 Floats = npt.NDArray[np.float64]
 
 

@@ -14,8 +14,6 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["HIGH", "WIDE", "Shapes", "bands", "bars", "box", "heat_map", "line", "stack", "ticks", "whole_ticks"]
-
 Floats = npt.NDArray[np.float64]
 
 WIDE, HIGH = 1000, 400

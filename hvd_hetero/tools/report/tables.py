@@ -14,16 +14,6 @@ from hvd_hetero.tools.report.made import Report
 from hvd_hetero.tools.report.table import Table
 from hvd_hetero.tools.report.words import UNKNOWN, duration, listed, number, percent, percents
 
-__all__ = [
-    "MOST_RANKS",
-    "alternatives_table",
-    "causes_table",
-    "comparison_table",
-    "kinds_table",
-    "ranks_table",
-    "spread_table",
-]
-
 MOST_RANKS = 16
 """With more ranks, the table shows the worst ones, and their spread."""
 

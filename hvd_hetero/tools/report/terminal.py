@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from hvd_hetero.tools.simulation.worth import Worth
 
-__all__ = ["write_summary", "write_worth"]
-
 _CAUSES = 4
 _FULL_WIDTH = 110  # a narrower terminal goes without the spare columns, as a phone does
 

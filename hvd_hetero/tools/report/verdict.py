@@ -30,8 +30,6 @@ from hvd_hetero.tools.report.worth_words import leave_out
 if TYPE_CHECKING:
     from hvd_hetero.tools.report.causes import Cause
 
-__all__ = ["Verdict", "comparison", "late_ranks", "verdict"]
-
 _LEAST_COST = 0.025  # of a rank that is called late
 _NOTABLE = 1.5
 _LIKE_THE_WORST = 0.5

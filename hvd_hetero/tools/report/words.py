@@ -7,8 +7,6 @@ from collections.abc import Sequence
 
 from hvd_hetero.allocation import proportional
 
-__all__ = ["UNKNOWN", "duration", "listed", "named_ranks", "number", "percent", "percents"]
-
 UNKNOWN = "\N{EN DASH}"
 
 _LEAST_S = 5e-7

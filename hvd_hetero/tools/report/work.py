@@ -18,8 +18,6 @@ import numpy.typing as npt
 from hvd_hetero.telemetry.run import Run
 from hvd_hetero.tools.simulation.limits import MOST_SPEED
 
-__all__ = ["LONGEST_ROUND_S", "Bools", "Floats", "Work", "counted", "impossible", "work"]
-
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 

@@ -9,8 +9,6 @@ from hvd_hetero.tools.report.table import Table
 from hvd_hetero.tools.report.words import number
 from hvd_hetero.tools.simulation.worth import Rate, Worth
 
-__all__ = ["leave_out", "worth_sentences", "worth_table"]
-
 _NOTABLE = 0.01  # of the speed; less is no reason to leave a rank out
 _MANY = 2.0  # times as fast, and no percentage
 _UNSEEN = 0.005  # of the speed: it would be rounded to 0 %

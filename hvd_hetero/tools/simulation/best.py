@@ -26,8 +26,6 @@ from hvd_hetero.policies.policy import equal_plan
 from hvd_hetero.rounds import FinishedRound, RoundPlan
 from hvd_hetero.tools.simulation.cluster import Machines
 
-__all__ = ["BestSplit"]
-
 _LONGEST_S = 1e60  # arbitrary; beyond what any description or run allows
 
 

@@ -22,8 +22,6 @@ from hvd_hetero.tools.simulation.schemes import SchemeChoice
 from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
 from hvd_hetero.topology.mixing import ALLREDUCE
 
-__all__ = ["WARM_UP", "Outcome", "compare", "compare_between", "run_scheme", "settled"]
-
 _BLOCKS = 10  # of two rounds at least, for the standard error of a ratio; arbitrary
 WARM_UP = 0.1  # of the samples: predictors and allocations settle in them; arbitrary; rates leave them out
 _ALIKE = 0.05  # a figure that is off by less is shown as one; a replay is no more exact anyway

@@ -16,8 +16,6 @@ from hvd_hetero.tools.simulation.series import column
 from hvd_hetero.tools.simulation.settings import Range, Settings, shown
 from hvd_hetero.tools.simulation.variation import Exponential, Jitter, RandomSlowDown, Recorded, Variation
 
-__all__ = ["MILLISECONDS", "read_network", "read_workers"]
-
 _BYTES_PER_MBIT = 1e6 / 8
 
 MILLISECONDS = Range(0, 1e3 * limits.LONGEST_S, "milliseconds, 0 for none")

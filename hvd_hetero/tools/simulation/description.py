@@ -20,8 +20,6 @@ from hvd_hetero.tools.simulation.replay import Replay, replay
 from hvd_hetero.tools.simulation.schemes import SchemeChoice, choose
 from hvd_hetero.tools.simulation.settings import Range, Settings, shown
 
-__all__ = ["ROUNDS", "SEED", "Description", "check", "read_description", "recorded_description"]
-
 SEED = Range(0, 2**63 - 1, "the seed of all draws")
 _EPOCHS = 10  # if a recording holds no end of an epoch: some schemes re-allocate once an epoch
 _LONGEST = 2**18  # bytes of a description; the table of a worker takes a hundred

@@ -48,8 +48,6 @@ from hvd_hetero.tools.simulation.results import Learner, Simulated
 from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
 from hvd_hetero.topology.mixing import ALLREDUCE, Mixing, resolve_mixing
 
-__all__ = ["Options", "RoundSimulation", "mixing_on", "simulate"]
-
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 

@@ -16,8 +16,6 @@ from hvd_hetero.tools.simulation.results import Simulated
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["check_picture", "comparison_figure"]
-
 # Okabe and Ito's palette, for readers who confuse red and green, and two greys.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#888888", "#B8B800")
 _STYLES = ("-", "--", ":", "-.", (0, (6, 1, 1, 1, 1, 1)), (0, (1, 4)), (0, (8, 4)))

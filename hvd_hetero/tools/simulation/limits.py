@@ -1,7 +1,5 @@
 """Bounds of described figures: far above any real job, so that no sum of times loses the small ones."""
 
-__all__ = ["LONGEST_S", "MOST_RATIO", "MOST_ROUNDS", "MOST_SAMPLES", "MOST_SPEED", "MOST_WORKERS"]
-
 MOST_WORKERS = 10_000
 """A mixture of predictors takes tens of kilobytes for each worker."""
 

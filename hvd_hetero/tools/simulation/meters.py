@@ -15,8 +15,6 @@ from hvd_hetero.policies import Policy
 from hvd_hetero.prediction import NARX, Predictor
 from hvd_hetero.tools.simulation.cluster import DriverMeter, Machines
 
-__all__ = ["SpeedMeters"]
-
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 

@@ -61,8 +61,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-__all__ = ["Fixed", "FixedSamples", "fixed_samples", "if_it_waits_once"]
-
 Floats = NDArray[np.float64]
 
 _SHARES = np.linspace(0.0, 0.99, 991)  # φ

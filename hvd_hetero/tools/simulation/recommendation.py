@@ -18,8 +18,6 @@ from collections.abc import Sequence
 
 from hvd_hetero.tools.simulation.compare import Outcome
 
-__all__ = ["recommended", "told"]
-
 _VISIBLE = 0.01  # figures are shown with two digits
 _LONGER = 1.2  # times BSP's updates; longer ones are mentioned (arbitrary)
 

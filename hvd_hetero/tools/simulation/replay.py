@@ -60,8 +60,6 @@ from hvd_hetero.tools.simulation.micro_batch_cost import Fixed, FixedSamples, fi
 from hvd_hetero.tools.simulation.network import Network
 from hvd_hetero.tools.simulation.variation import Recorded
 
-__all__ = ["Replay", "in_mean_samples", "rate_error", "replay", "totals_of"]
-
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 

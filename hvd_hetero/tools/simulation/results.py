@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 from hvd_hetero.rounds import RoundPlan
 
-__all__ = ["Learner", "Simulated"]
-
 Ints = NDArray[np.int64]
 
 

@@ -22,8 +22,6 @@ from hvd_hetero.tools.simulation.best import BestSplit
 from hvd_hetero.tools.simulation.settings import Settings, shown
 from hvd_hetero.topology.mixing import ALLREDUCE, MIXING_NAMES
 
-__all__ = ["SchemeChoice", "choose", "choose_all"]
-
 _POLICIES: dict[str, type[Policy]] = {
     cls.name: cls for cls in (BSP, LBBSP, StaticAllocation, SelfAdaptive, NonBlocking, LBNonBlocking, ElasticBSP)
 } | {"best-split": BestSplit}

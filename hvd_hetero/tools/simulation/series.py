@@ -12,8 +12,6 @@ from pathlib import Path
 from hvd_hetero.telemetry.files import open_file
 from hvd_hetero.tools.simulation.settings import Range, Settings, shown
 
-__all__ = ["column"]
-
 
 def column(settings: Settings, folder: Path, within: Range) -> list[float]:
     """Return the numbers of one column, gzipped or not; of one series if the file holds several.

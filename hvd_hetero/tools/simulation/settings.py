@@ -9,8 +9,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, overload
 
-__all__ = ["Range", "Settings", "shown"]
-
 T = TypeVar("T")
 _REQUIRED: Any = object()
 _NAMES = {

@@ -24,8 +24,6 @@ from hvd_hetero.tools.simulation.described_machines import read_network, read_wo
 from hvd_hetero.tools.simulation.network import Network
 from hvd_hetero.tools.simulation.settings import Settings, shown
 
-__all__ = ["Changes"]
-
 
 @dataclass(frozen=True, slots=True)
 class Changes:

@@ -8,8 +8,6 @@ from numpy.typing import NDArray
 from hvd_hetero.data.permutation import SharedPermutation
 from hvd_hetero.rounds import RoundPlan
 
-__all__ = ["WholeRounds"]
-
 
 class WholeRounds(SharedPermutation):
     """In production each rank holds its own copy and takes its own samples; one copy does for a whole simulation."""

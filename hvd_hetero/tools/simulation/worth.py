@@ -51,8 +51,6 @@ from hvd_hetero.tools.simulation.schemes import choose
 from hvd_hetero.tools.simulation.settings import shown
 from hvd_hetero.tools.simulation.variation import Recorded
 
-__all__ = ["Rate", "Without", "Worth", "prices_of", "worth_of_cluster", "worth_of_run"]
-
 Floats = NDArray[np.float64]
 Rates = Callable[[tuple[int, ...]], Floats]
 """From the workers that stay to samples per second: least, likely and most on each of V machines, (V, 3)."""

@@ -10,8 +10,6 @@ import tensorflow as tf
 from hvd_hetero.testing import DeviceModel
 from keras_callbacks.step.device import Device
 
-__all__ = ["Network", "QueuedDevice"]
-
 keras = tf.keras
 
 

@@ -12,16 +12,6 @@ from pathlib import Path
 from hvd_hetero.measurement.control_groups import ControlGroups, memory, quota
 from hvd_hetero.tools.cli.build_horovod import BUILDER_MISSING
 
-__all__ = [
-    "cpu_quota",
-    "gpus",
-    "installed_frameworks",
-    "keras_backend",
-    "keras_versions",
-    "memory_limit",
-    "missing_tools",
-]
-
 _GROUPS = Path("/sys/fs/cgroup")
 
 

@@ -14,22 +14,6 @@ from typing import Literal, TypeAlias
 from hvd_hetero.testing.allocator import KEEP_MEMORY
 from hvd_hetero.tools.cli.installation.horovod_facts import HorovodFacts
 
-__all__ = [
-    "BUILD",
-    "Finding",
-    "allocator",
-    "container",
-    "cores",
-    "frameworks",
-    "horovod",
-    "horovod_operations",
-    "horovod_patches",
-    "keras",
-    "python",
-    "threads",
-    "tools",
-]
-
 BUILD = "hvd-hetero build-horovod --install"
 _OLDEST_PYTHON = (3, 11)
 _KEPT = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_")

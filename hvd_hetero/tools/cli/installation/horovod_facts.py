@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-__all__ = ["HorovodFacts", "read_horovod"]
-
 _EXTENSIONS = {"torch": "torch/mpi_lib_v2*.so", "tensorflow": "tensorflow/mpi_lib*.so"}
 _NAMES = {"torch": "pytorch", "tensorflow": "tensorflow"}  # in Horovod's metadata.json
 _OPERATIONS = {"Gloo": "GlooAllreduce", "MPI": "MPIAllreduce", "NCCL": "NCCLAllreduce", "oneCCL": "CCLAllreduce"}

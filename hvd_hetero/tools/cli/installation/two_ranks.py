@@ -13,8 +13,6 @@ from pathlib import Path
 from hvd_hetero.testing.launch import HangError, LaunchError, LaunchResult, RankError, launch, torchrun
 from hvd_hetero.tools.cli.installation.findings import BUILD, Finding
 
-__all__ = ["judge", "two_ranks"]
-
 _RANKS, _LENGTH = 2, 1000
 _ALONE = "torch.distributed"
 _TORCH = "pip install --force-reinstall torch"
