@@ -166,15 +166,15 @@ class Planner:
         largest micro-batch that fits its memory (0: none has failed).
         """
         plan = self.policy.renegotiate(self._plans[0], speeds)
-        self.noise.restore(state["noise"])
+        self.noise.load_state_dict(state["noise"])
         if self.goodput is not None and state["goodput"] is not None:
-            self.goodput.restore(state["goodput"])
+            self.goodput.load_state_dict(state["goodput"])
             plan = self.policy.resized(plan, self.goodput.nearest(sum(state["plans"][-1]["samples"])))
         self._plans = deque([plan.within(limits)] * len(self._plans))
         self._rules = deque([CostRule(*state["rules"][-1])] * len(self._plans))
         self.rounds = state["rounds"]
         if self.fixed_costs is not None and state["costs"] is not None:
-            self.fixed_costs.restore(state["costs"])
+            self.fixed_costs.load_state_dict(state["costs"])
 
     def fits(self, state: Mapping[str, Any]) -> bool:
         """Return whether the plans of that state can go on as they are."""
@@ -207,24 +207,24 @@ class Planner:
                 for p in self._plans
             ],
             "rules": [list(rule) for rule in self._rules],
-            "noise": self.noise.state(),
-            "goodput": None if self.goodput is None else self.goodput.state(),
+            "noise": self.noise.state_dict(),
+            "goodput": None if self.goodput is None else self.goodput.state_dict(),
             "kept": self.policy.state_dict(),
-            "expects": None if self.anticipation is None else self.anticipation.state(),
-            "costs": None if self.fixed_costs is None else self.fixed_costs.state(),
+            "expects": None if self.anticipation is None else self.anticipation.state_dict(),
+            "costs": None if self.fixed_costs is None else self.fixed_costs.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take up where another job left off, with the same policy, ranks, global batch and lead."""
         self.require_fitting(state)
         self.policy.load_state_dict(state["kept"])
-        self.noise.restore(state["noise"])
+        self.noise.load_state_dict(state["noise"])
         if self.goodput is not None:
-            self.goodput.restore(state["goodput"])
+            self.goodput.load_state_dict(state["goodput"])
         if self.anticipation is not None:
-            self.anticipation.restore(state["expects"])
+            self.anticipation.load_state_dict(state["expects"])
         if self.fixed_costs is not None:
-            self.fixed_costs.restore(state["costs"])
+            self.fixed_costs.load_state_dict(state["costs"])
         self._plans = deque(
             RoundPlan(tuple(p["samples"]), tuple(p["micro_batches"]), p["ends"], p["local"]) for p in state["plans"]
         )

@@ -20,13 +20,15 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from hvd_hetero.kept import Figure, Kept
 from hvd_hetero.rounds import FinishedRound
 
 
-class Anticipation:
+class Anticipation(Kept):
     """One rank's forecast of the end of a round."""
 
     __slots__ = ("_length_s",)
+    KEPT = (Figure("_length_s", unknown=math.nan),)
 
     def __init__(self) -> None:
         self._length_s = math.nan  # L
@@ -36,14 +38,6 @@ class Anticipation:
         table = finished.table
         done = zip(table.busy_s.tolist(), table.figures("samples"), finished.plan.samples, strict=True)
         self._length_s = min((busy_s for busy_s, x, full in done if x >= full > 0), default=math.nan)
-
-    def state(self) -> float | None:
-        """Return the state as plain data."""
-        return None if math.isnan(self._length_s) else self._length_s
-
-    def restore(self, state: float | None) -> None:
-        """Load what ``state`` has returned."""
-        self._length_s = math.nan if state is None else float(state)
 
     def ends_before(self, busy_s: Any, once_s: Any, done: Any) -> Any:
         """Return whether the round ends before the middle of another micro-batch, after ``done``; ``once_s`` is t_0.

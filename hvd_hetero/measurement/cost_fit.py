@@ -39,7 +39,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import nnls
 
-from hvd_hetero import checks
+from hvd_hetero.kept import Figure, Kept
 
 Floats = npt.NDArray[np.float64]
 
@@ -48,17 +48,18 @@ _ROUNDS, _FIRST = 192, 18  # N, and the fewest that a form is made of
 _PRIOR = 0.02  # ρ
 _LEAST = 0.005  # of h: better than any real step is described
 _TINY = 1e-12  # of a mean round
-_VERSION = 1
 
 
-class CostFit:
-    """The form of one rank's times, and its level."""
+class CostFit(Kept):
+    """The form of one rank's times, and its level, which is not kept: it belongs to the hour."""
+
+    KEPT = (Figure("_form"), Figure("_mean"))
 
     def __init__(self) -> None:
         self._seen = np.zeros((0, 7))  # x and t of the last rounds
         self._mean = np.zeros(6)  # m
         self._form: Floats = np.eye(6)[2]  # a
-        self._prior = self._form  # e_2, or what was restored
+        self._prior = self._form  # e_2, or what was loaded
         self._level = math.nan  # v
 
     def learn(self, features: npt.ArrayLike, micro_batches: float, seconds: float) -> None:
@@ -114,18 +115,7 @@ class CostFit:
         """Return the seconds that such a round takes at the present level; NaN: nothing was learned yet."""
         return self._level * float(self._form @ np.array([micro_batches, *np.asarray(features)]))
 
-    def state(self) -> dict[str, Any]:
-        """Return the form as plain data; the level belongs to the hour."""
-        return {"version": _VERSION, "form": self._form.tolist(), "mean": self._mean.tolist()}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Load what ``state`` has returned, and begin from it instead of the lengths; forget what was learned here."""
-        checks.require_version(state, "a cost fit", _VERSION)
-        form, mean = (np.array(state[name], dtype=np.float64) for name in ("form", "mean"))
-        if not (form.shape == mean.shape == (6,) and (np.isfinite([form, mean]) & ([form, mean] >= np.zeros(6))).all()):
-            raise ValueError(
-                f"form and mean of a cost fit must be 6 finite numbers of at least 0, got {dict(state)}; resume from a "
-                "whole state"
-            )
-        self._seen, self._level = np.zeros((0, 7)), math.nan
-        self._prior, self._form, self._mean = form, form, mean
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Begin from that form instead of the lengths; forget what was learned here."""
+        super().load_state_dict(state)
+        self._seen, self._level, self._prior = np.zeros((0, 7)), math.nan, self._form

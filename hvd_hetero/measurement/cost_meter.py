@@ -6,14 +6,18 @@ from collections.abc import Mapping
 from operator import add
 from typing import Any
 
+from hvd_hetero.kept import Figure, Kept
 from hvd_hetero.measurement.cost_fit import CostFit
 from hvd_hetero.rounds import LENGTHS, NO_SAMPLES, CostRule, SampleFigures
 
 _TABLES = 20  # over which the unit is averaged (arbitrary)
 
 
-class CostMeter:
+class CostMeter(Kept):
     """The costs of one training's samples."""
+
+    KEPT = (Figure("_seen"), Figure("learned"))
+    PARTS = ("_fit",)
 
     def __init__(self) -> None:
         self._fit = CostFit()
@@ -63,12 +67,7 @@ class CostMeter:
         whole = rule.of(unpadded)
         self._rule = rule.scaled(unpadded.number / whole) if whole > 0.0 else CostRule(1.0, 0.0, 0.0, 0.0, 0.0)
 
-    def state(self) -> dict[str, Any]:
-        """Return what was learned, as plain data."""
-        return {"fit": self._fit.state(), "seen": list(self._seen), "learned": self.learned}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Load what ``state`` has returned."""
-        self._fit.restore(state["fit"])
-        self._seen, self.learned = SampleFigures(*state["seen"]), bool(state["learned"])
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from that state."""
+        super().load_state_dict(state)
         self._scale()

@@ -17,29 +17,35 @@ Differences from the paper (LB-BSP section 3.3): it profiles offline, once; and 
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Mapping
-from dataclasses import replace
 from itertools import pairwise
 from statistics import median
-from typing import Any
 
 from hvd_hetero.allocation.gamma import Gamma, fit_gamma
+from hvd_hetero.kept import Figure, Kept
 
 _FOLLOW = 0.2  # as the EMA that LB-BSP predicts communication with
 _RATIOS = 3
 
 
-class DeviceProfile:
+class DeviceProfile(Kept):
     """Measurements of one device, and the curve through them. ``enough`` sizes in a row make a first fit."""
+
+    KEPT = (
+        Figure("_sizes", least=1.0, whole=True, any_length=True),
+        Figure("_seconds", positive=True, any_length=True),
+        Figure("_curve", least=-math.inf),
+        Figure("_height"),
+        Figure("_ratios"),
+    )
 
     def __init__(self, enough: int) -> None:
         self.enough = enough
-        self._size = 0
-        self._measured: list[tuple[int, float]] = []
-        self._fitted: Gamma | None = None
+        self._size = 0  # of the batch before; not kept, since the first one in a new process pays for its buffers again
+        self._sizes: list[int] = []
+        self._seconds: list[float] = []
+        self._curve = (0.0, 0.0, 0.0)  # m, b and x_s of the fit, before any drift; 0: not known
         self._height = 1.0
-        self._ratios = deque([1.0] * _RATIOS, maxlen=_RATIOS)
+        self._ratios = [1.0] * _RATIOS
 
     def observe(self, batch: int, seconds: float) -> None:
         """Add the time of a batch."""
@@ -48,52 +54,31 @@ class DeviceProfile:
         familiar, self._size = batch == self._size, batch
         if not familiar:
             return
-        if self._fitted is None:
-            self._measured.append((batch, seconds))
-            if 1 + sum(a != b for (a, _), (b, _) in pairwise(self._measured)) >= self.enough and not self._fit():
-                self._measured.clear()  # no curve explains them: measure again
-            return
-        sizes = [size for size, _ in self._measured]
-        if not min(sizes) <= batch <= max(sizes):
-            self._measured.append((batch, seconds / self._height))
+        if not self._curve[0]:
+            self._add(batch, seconds)
+            if 1 + sum(a != b for a, b in pairwise(self._sizes)) >= self.enough and not self._fit():
+                self._sizes, self._seconds = [], []  # no curve explains them: measure again
+        elif not min(self._sizes) <= batch <= max(self._sizes):
+            self._add(batch, seconds / self._height)
             self._fit()
-            return
-        self._ratios.append(seconds / self._fitted.seconds(batch))
-        self._height += _FOLLOW * (median(self._ratios) - self._height)
+        else:
+            self._ratios = [*self._ratios[1:], seconds / Gamma(*self._curve, None).seconds(batch)]
+            self._height += _FOLLOW * (median(self._ratios) - self._height)
+
+    def _add(self, batch: int, seconds: float) -> None:
+        self._sizes.append(batch)
+        self._seconds.append(seconds)
 
     def _fit(self) -> bool:
         try:
-            self._fitted = fit_gamma([batch for batch, _ in self._measured], [s for _, s in self._measured])
+            fitted = fit_gamma(self._sizes, self._seconds)
         except ValueError:
             return False
+        self._curve = (fitted.slope_s, fitted.intercept_s, fitted.saturation)
         return True
 
     @property
     def gamma(self) -> Gamma | None:
         """The curve as of now, or None if it is not known yet."""
-        fitted, height = self._fitted, self._height
-        if fitted is None:
-            return None
-        return replace(fitted, slope_s=fitted.slope_s * height, intercept_s=fitted.intercept_s * height)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state as plain data."""
-        fitted = self._fitted
-        return {
-            "measured": [list(pair) for pair in self._measured],
-            "fitted": None if fitted is None else [fitted.slope_s, fitted.intercept_s, fitted.saturation],
-            "height": self._height,
-            "ratios": list(self._ratios),
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up where it left off; the first batch in the new process pays for its buffers again."""
-        self._measured = [(int(batch), float(seconds)) for batch, seconds in state["measured"]]
-        fitted = state["fitted"]
-        self._fitted = None
-        if fitted is not None:
-            slope_s, intercept_s, saturation = map(float, fitted)
-            self._fitted = Gamma(slope_s, intercept_s, saturation, None)
-        self._height = float(state["height"])
-        self._ratios = deque((float(ratio) for ratio in state["ratios"]), maxlen=_RATIOS)
-        self._size = 0
+        slope_s, intercept_s, saturation = self._curve
+        return Gamma(slope_s * self._height, intercept_s * self._height, saturation, None) if slope_s else None

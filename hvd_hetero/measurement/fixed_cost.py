@@ -40,6 +40,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hvd_hetero.kept import Figure, Kept
 from hvd_hetero.rounds import RoundTable
 
 Floats = npt.NDArray[np.float64]
@@ -58,12 +59,14 @@ _SHARES = np.concatenate([np.linspace(0.0, 0.9, 19), [0.92, 0.94, 0.96, 0.98, 0.
 _ODDS = _SHARES / (1.0 - _SHARES)  # β / r
 
 
-class FixedCosts:
+class FixedCosts(Kept):
     """The β of n ranks.
 
     Every rank computes it from the same tables, and reports its own. Policies use the reported ones, since two
-    processors may round logarithms differently.
+    processors may round logarithms differently. What is kept is the evidence of all of them, for any number of ranks.
     """
+
+    KEPT = (Figure("_reference", positive=True), Figure("_before", most=_MOST))
 
     def __init__(self, reference: float, workers: int) -> None:
         self.samples = np.zeros(workers)
@@ -149,33 +152,31 @@ class FixedCosts:
         share = likely @ _SHARES
         self.samples = self._reference * share / (1.0 - share)
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return the evidence of all ranks together, as plain data."""
         against = self._before + self._against.sum(axis=0)
-        return {"reference": self._reference, "against": np.minimum(against - against.min(), _MOST).tolist()}
+        return super().state_dict() | {"before": np.minimum(against - against.min(), _MOST).tolist()}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Load what ``state`` has returned, also with other ranks; forget what was learned here."""
-        reference, against = float(state["reference"]), np.array(state["against"], dtype=np.float64)
-        whole = against.shape == _SHARES.shape and bool((np.isfinite(against) & (against >= 0.0)).all())
-        if not (whole and 0.0 < reference < math.inf):
-            raise ValueError(
-                f"costs of the state must have a positive reference and {len(_SHARES)} numbers of at least 0, got "
-                f"{dict(state)}; resume from a whole state"
-            )
-        self._before = np.interp(self._betas, reference * _ODDS, against)
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from that evidence, also with other ranks and another reference; forget what was learned here."""
+        reference = self._reference
+        super().load_state_dict(state)
+        self._before = np.interp(self._betas, self._reference * _ODDS, self._before)
+        self._reference = reference
         self._against[:], self._rounds[:], self._open[:] = 0.0, 0.0, False
         self.samples = np.zeros(len(self._rounds))
-        if against.any():
+        if self._before.any():
             self._judge()
 
 
-class Pace:
+class Pace(Kept):
     """A rank's speed freed from its batch, for its predictor.
 
     It is (x + β) / t times a factor c, by which a new β leaves the pace of the latest round as it was. So predictors
     need not hear of it.
     """
+
+    KEPT = (Figure("samples"), Figure("size", positive=True), Figure("_factor", positive=True))
 
     def __init__(self, reference: float) -> None:
         self._reference = reference
@@ -197,17 +198,3 @@ class Pace:
     def speed(self, pace: float) -> float:
         """Return the speed at a pace, in micro-batches of the reference size."""
         return pace / self._factor * self._reference / (self._reference + self.samples)
-
-    def state(self) -> dict[str, float]:
-        """Return plain data."""
-        return {"samples": self.samples, "size": self.size, "factor": self._factor}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Load what ``state`` has returned."""
-        samples, size, factor = state["samples"], state["size"], state["factor"]
-        if not (0.0 <= samples < math.inf and 0.0 < size < math.inf and 0.0 < factor < math.inf):
-            raise ValueError(
-                f"pace of the state must have positive, finite size and factor, and samples of at least 0, got "
-                f"{dict(state)}; resume from a whole state"
-            )
-        self.samples, self.size, self._factor = samples, size, factor

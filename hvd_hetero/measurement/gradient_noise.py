@@ -41,8 +41,10 @@ covariance of different ranks' gradients. ``benchmarks/results/gradient_noise.md
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from hvd_hetero.kept import Figure, Kept
 
 _FIRST, _PART, _LONGEST = 16.0, 16.0, 1000.0  # rounds that are averaged
 _MOST, _EACH = 8, 2**17  # rounds, and numbers of a gradient for each of them
@@ -86,8 +88,16 @@ def rounds_per_measurement(numbers: int, *, decides: bool) -> int:
     return min(max(numbers // _EACH, 1), _MOST) if decides else _SELDOM
 
 
-class GradientNoise:
+class GradientNoise(Kept):
     """The averages of a training; the same on every rank."""
+
+    KEPT = (
+        Figure("rounds", whole=True),
+        Figure("variance"),
+        Figure("square", least=-math.inf),
+        Figure("_squared"),
+        Figure("_weights", most=1.0),
+    )
 
     def __init__(self) -> None:
         self.rounds = 0
@@ -131,25 +141,3 @@ class GradientNoise:
         if not self.rounds or not self.variance > 0.0:
             return math.nan
         return self.variance / square if square > 0.0 else math.inf
-
-    def state(self) -> dict[str, Any]:
-        """Return the averages as plain data."""
-        return {
-            "rounds": self.rounds,
-            **{name: getattr(self, attribute) for name, attribute in _NUMBERS.items()},
-        }
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Load what ``state`` has returned, also with other ranks."""
-        numbers = {name: float(state[name]) for name in _NUMBERS}
-        if state["rounds"] < 0 or not all(map(math.isfinite, numbers.values())):
-            raise ValueError(
-                f"noise of the state must have finite numbers and at least 0 rounds, got {dict(state)}; resume from a "
-                "whole state"
-            )
-        self.rounds = int(state["rounds"])
-        for name, attribute in _NUMBERS.items():
-            setattr(self, attribute, numbers[name])
-
-
-_NUMBERS = {"variance": "variance", "square": "square", "squared": "_squared", "weights": "_weights"}

@@ -384,9 +384,9 @@ class SpeedMeter:
         if self.profile is not None:
             state["profile"] = self.profile.state_dict()
         if self.pace is not None:
-            state["pace"] = self.pace.state()
+            state["pace"] = self.pace.state_dict()
         if self.costs is not None:
-            state["costs"] = self.costs.state()
+            state["costs"] = self.costs.state_dict()
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -397,9 +397,9 @@ class SpeedMeter:
         if self.profile is not None and "profile" in state:
             self.profile.load_state_dict(state["profile"])
         if self.pace is not None and "pace" in state:
-            self.pace.restore(state["pace"])
+            self.pace.load_state_dict(state["pace"])
         if "costs" in state:
-            self.learns_costs().restore(state["costs"])
+            self.learns_costs().load_state_dict(state["costs"])
 
     def _drivers(self) -> tuple[float, float]:
         if self._readings is None:

@@ -145,12 +145,12 @@ class Goodput:
         self.progress += worth
         return {"adascale": worth, "square-root": math.sqrt(worth), "constant": 1.0}[self.learning_rate]
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return plain data."""
         return {"progress": self.progress, "waited": self._waited, "transfer": self._transfer.state_dict()}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Load what ``state`` has returned, also with other ranks."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load what ``state_dict`` has returned, also with other ranks."""
         self.progress, self._waited = float(state["progress"]), int(state["waited"])
         self._transfer.load_state_dict(state["transfer"])
 

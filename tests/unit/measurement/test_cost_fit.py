@@ -131,7 +131,7 @@ def test_times_that_cannot_be_teach_nothing(seconds):
     fit.learn([0, 0, 0, 0, 0], 1, 1.0)
     fit.learn([8, math.inf, math.inf, 200, 5000], 1, 1.0)
     fit.learn([8, math.nan, 2000, 200, 5000], 1, 1.0)
-    assert fit.state() == plain.state()
+    assert fit.state_dict() == plain.state_dict()
 
 
 def test_lengths_of_zero_and_rounds_that_cost_the_same_are_no_trouble():
@@ -148,16 +148,14 @@ def test_lengths_of_zero_and_rounds_that_cost_the_same_are_no_trouble():
 def test_it_goes_on_from_its_state():
     """A state is plain data, from which a rank goes on with its own level; a broken state is refused."""
     fit, other = fed(MIXED), fed(LENGTHS, 20)
-    other.restore(json.loads(json.dumps(fit.state())))
+    other.load_state_dict(json.loads(json.dumps(fit.state_dict())))
     assert other.coefficients.tolist() == fit.coefficients.tolist()
     for features in rounds(10, seed=5):
         other.learn(features, 2, 3 * exact(MIXED, features))
     assert other.seconds(features, 2) == pytest.approx(3 * exact(MIXED, features), rel=0.1)
     assert np.median(errors(other, MIXED)) < 0.02
-    with pytest.raises(ValueError, match="version"):
-        fit.restore(fit.state() | {"version": 0})
     with pytest.raises(ValueError, match="finite"):
-        fit.restore(fit.state() | {"mean": [math.nan] * 6})
+        fit.load_state_dict(fit.state_dict() | {"mean": [math.nan] * 6})
 
 
 def test_features_add_up():

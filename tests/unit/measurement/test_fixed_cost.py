@@ -156,44 +156,44 @@ def test_it_forgets_a_fixed_cost_that_is_another_by_now():
 
 
 def saved(costs: FixedCosts) -> dict:
-    return json.loads(json.dumps(costs.state(), allow_nan=False))
+    return json.loads(json.dumps(costs.state_dict(), allow_nan=False))
 
 
 def test_a_saved_one_goes_on_also_with_other_ranks():
     costs = fed(SPLITS, 100.0, 0.02)
     for workers in (1, 2, 5):
         other = FixedCosts(REFERENCE, workers)
-        other.restore(saved(costs))
+        other.load_state_dict(saved(costs))
         assert other.samples == pytest.approx([costs.samples.mean()] * workers, rel=0.3)
         again = FixedCosts(REFERENCE, 3)
-        again.restore(saved(other))
+        again.load_state_dict(saved(other))
         assert again.samples == pytest.approx([other.samples[0]] * 3, rel=1e-6)
 
 
 def test_with_another_reference_the_fixed_cost_is_as_many_samples():
     costs = fed(SPLITS, 100.0, 0.01)
     other = FixedCosts(2 * REFERENCE, 2)
-    other.restore(saved(costs))
+    other.load_state_dict(saved(costs))
     assert other.samples == pytest.approx(costs.samples, rel=0.3)
 
 
 def test_many_ranks_that_each_know_a_little_save_what_they_know_together():
     costs = fed(np.column_stack([SPLITS[:20, [0]]] * 40), 64.0, 0.05)
-    against = np.array(saved(costs)["against"])
+    against = np.array(saved(costs)["before"])
     assert against.min() == 0.0
     assert np.count_nonzero(against < 10.0) < len(against) / 2
 
 
 def test_without_evidence_none_is_restored():
     other = fed(SPLITS, 100.0)
-    other.restore(saved(FixedCosts(REFERENCE, 2)))
+    other.load_state_dict(saved(FixedCosts(REFERENCE, 2)))
     assert other.samples.tolist() == [0.0, 0.0]
 
 
-@pytest.mark.parametrize("change", [{"against": [1.0]}, {"against": [-1.0] * 24}, {"reference": 0.0}])
+@pytest.mark.parametrize("change", [{"before": [1.0]}, {"before": [-1.0] * 24}, {"reference": 0.0}])
 def test_a_state_that_cannot_be_is_refused(change):
-    with pytest.raises(ValueError, match=r"costs.*resume"):
-        FixedCosts(REFERENCE, 2).restore({**FixedCosts(REFERENCE, 2).state(), **change})
+    with pytest.raises(ValueError, match=r"FixedCosts.*resume"):
+        FixedCosts(REFERENCE, 2).load_state_dict({**FixedCosts(REFERENCE, 2).state_dict(), **change})
 
 
 def test_a_pace_does_not_jump_where_the_fixed_cost_becomes_known():
@@ -211,7 +211,7 @@ def test_a_saved_pace_goes_on():
     pace, other = Pace(REFERENCE), Pace(REFERENCE)
     pace.size = 90.0
     pace.know(70.0)
-    other.restore(json.loads(json.dumps(pace.state())))
+    other.load_state_dict(json.loads(json.dumps(pace.state_dict())))
     assert other.of(30.0, 1.0) == pace.of(30.0, 1.0)
     assert other.speed(5.0) == pace.speed(5.0)
     other.know(20.0)
@@ -221,5 +221,5 @@ def test_a_saved_pace_goes_on():
 
 @pytest.mark.parametrize("change", [{"samples": -1.0}, {"size": 0.0}, {"factor": float("inf")}])
 def test_the_state_of_a_pace_that_cannot_be_is_refused(change):
-    with pytest.raises(ValueError, match=r"pace.*resume"):
-        Pace(REFERENCE).restore({**Pace(REFERENCE).state(), **change})
+    with pytest.raises(ValueError, match=r"Pace.*resume"):
+        Pace(REFERENCE).load_state_dict({**Pace(REFERENCE).state_dict(), **change})

@@ -111,9 +111,9 @@ def test_a_state_goes_on_where_it_was_saved():
     rng = np.random.default_rng(7)
     noises = [Noise(*rng.normal(5.0, 1.0, 2)) for _ in range(60)]
     resumed = GradientNoise()
-    resumed.restore(learned(noises[:40]).state())
+    resumed.load_state_dict(learned(noises[:40]).state_dict())
     for noise in noises[40:]:
         resumed.learn(noise)
-    assert resumed.state() == learned(noises).state()
+    assert resumed.state_dict() == learned(noises).state_dict()
     with pytest.raises(ValueError, match="finite"):
-        resumed.restore(resumed.state() | {"square": math.nan})
+        resumed.load_state_dict(resumed.state_dict() | {"square": math.nan})

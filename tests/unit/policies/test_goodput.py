@@ -141,7 +141,7 @@ def test_a_saved_choice_goes_on():
         each.begin(LBBSP(), 2)
     plan = reconsidered(chooser, LBBSP().first(2, 128), 40)[1]
     chooser.advance(plan.total, noise(2000.0))
-    resumed.restore(chooser.state())
+    resumed.load_state_dict(chooser.state_dict())
     assert resumed.progress == chooser.progress > 1.0
     assert reconsidered(resumed, plan, 60) == reconsidered(chooser, plan, 60)
 
