@@ -50,7 +50,6 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from hvd_hetero import late_tables
 from hvd_hetero.testing import KEEP_MEMORY, launch, pin_to_core, report, slow_down, torchrun
 from torch_hooks import BalancedLoader, LoadBalance
-from torch_hooks.beside import scaled_rounds
 from torch_hooks.beside.layers import leave_out_waits
 
 REDUCERS = ("DDP", "FSDP2", "Horovod")
@@ -154,7 +153,6 @@ class Kind:
         if session.beside is None:  # made by the first batch, with hooks that stay
             session.require_reducer()
             session.beside._let_go()
-        scaled_rounds._here.beside = lambda: session.beside
         return leave_out_waits(session.meter)
 
 

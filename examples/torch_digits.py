@@ -48,7 +48,7 @@ def main() -> None:
         model.train()
         for images, labels in loader:
             optimizer.zero_grad()
-            functional.cross_entropy(model(images), labels).backward()
+            balance.scale(functional.cross_entropy(model(images), labels)).backward()
             optimizer.step()
 
         # Each rank evaluates every n-th sample, and the counts are summed, so that samples weigh alike.

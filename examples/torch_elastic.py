@@ -57,7 +57,7 @@ def main() -> None:
             model.train()
             for images, labels in loader:
                 optimizer.zero_grad()
-                functional.cross_entropy(model(images), labels).backward()
+                balance.scale(functional.cross_entropy(model(images), labels)).backward()
                 optimizer.step()
 
             model.eval()

@@ -49,7 +49,7 @@ def train(policy: str, epochs: int, slow: int | None, telemetry: str | None) -> 
             if hvd.rank() == slow:
                 time.sleep(2e-4 * len(images))
             optimizer.zero_grad()
-            functional.cross_entropy(model(images), labels).backward()
+            balance.scale(functional.cross_entropy(model(images), labels)).backward()
             optimizer.step()
 
         model.eval()

@@ -57,7 +57,7 @@ def rank(policy: str, epochs: int, rounds_per_commit: int) -> float:
             model.train()
             for images, labels in loader:
                 optimizer.zero_grad()
-                functional.cross_entropy(model(images), labels).backward()
+                balance.scale(functional.cross_entropy(model(images), labels)).backward()
                 optimizer.step()
 
             model.eval()

@@ -58,7 +58,7 @@ def main() -> None:
             if rank == options.slow:
                 time.sleep(2e-4 * len(images))
             optimizer.zero_grad()
-            functional.cross_entropy(model(images), labels).backward()
+            balance.scale(functional.cross_entropy(model(images), labels)).backward()
             optimizer.step()
 
         model.eval()

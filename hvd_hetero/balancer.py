@@ -380,14 +380,16 @@ class Balancer:
         self._finishes = True
         self._tell(finished)
         self._agreed_at = now
-        planned, used = self.planned_weight, float(table.column("weight").sum())
+        planned, weights = self.planned_weight, table.column("weight")
+        used = float(weights.sum())
         self.meter.end_round(now)
         self._know_fixed_cost()
         self._state = _State.AGREED
         self._rescale = 1.0
-        if self._work.weight is not None:
-            if not used:
-                raise ValueError(WEIGHS_NOTHING.format(finished.round))
+        weighed = bool((weights != table.column("samples")).any())  # of any rank: all must go on alike
+        if not used and (weighed or self._work.weight is not None):
+            raise ValueError(WEIGHS_NOTHING.format(finished.round))
+        if weighed:
             self._weight_of_sample = used / finished.plan.total
         return planned / used if used and not self.policy.weighs_twice else 1.0
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from hvd_hetero.errors import RoundStateError
 from hvd_hetero.session import balancer_of
 from torch_hooks.load_balance import LoadBalance
 from torch_hooks.loader import BalancedLoader
@@ -39,14 +40,19 @@ class ScaleLoss(Callback):  # type: ignore[misc]
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: torch.Tensor) -> None:
         """Weigh the gradient of this loss, which Lightning has divided by ``accumulate_grad_batches``."""
-        beside, divided_by = self._balance._rounds_beside(), trainer.accumulate_grad_batches
-        planned = max(self._balance._session.balancer.work.plan.micro_batches)
+        session, divided_by = self._balance._session, trainer.accumulate_grad_batches
+        if session.beside is None:
+            raise RoundStateError(
+                "ScaleLoss is for a reducer of your own, such as strategy='ddp', and batches of a BalancedLoader; with "
+                "a DistributedOptimizer leave it out"
+            )
+        planned = max(session.balancer.work.plan.micro_batches)
         if planned != divided_by:
             raise ValueError(
                 "accumulate_grad_batches must be the micro-batches of a round, since Lightning divides each loss by "
                 f"it; got {divided_by} and {planned}. Write BalancedLoader(…, micro_batches={divided_by})"
             )
-        beside.weigh(loss, divided_by)
+        session.beside.weigh(loss, divided_by)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Refuse a loader without a length, whose batches Lightning would draw before it has used those before."""

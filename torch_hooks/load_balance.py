@@ -19,7 +19,6 @@ from hvd_hetero.watchdog import Patience
 from torch_hooks.arguments import LOAD_BALANCE, refuse
 from torch_hooks.beside.accumulation import reduced_later
 from torch_hooks.beside.reducer import Reducer
-from torch_hooks.beside.scaled_rounds import Beside
 from torch_hooks.session import TorchSession, nothing
 from torch_hooks.wires.choice import TorchWire, wire_here
 
@@ -111,7 +110,7 @@ class LoadBalance(Face):
         return not self._session.balancer.between_updates
 
     def scale(self, loss: torch.Tensor, *, weight: Any = None, normalised: bool = False) -> torch.Tensor:
-        """Return the loss of this batch, weighted so that a reducer of your own makes the exact gradient of the round.
+        """Return the loss of this batch, weighted so that the reducer makes the exact gradient of the round.
 
             model = DistributedDataParallel(model)           # or fully_shard(model), or hvd.DistributedOptimizer
             balance = LoadBalance(global_batch=512)
@@ -121,27 +120,29 @@ class LoadBalance(Face):
                 optimizer.step()
 
         ``loss`` is the mean over the samples of the batch. Call it once for each batch, last of all that makes the
-        loss, but before a gradient scaler's ``scale``. For policies whose ranks do equally many micro-batches: "bsp",
-        "lb-bsp" and ``StaticAllocation``. It also notes when this rank has done its work, so call ``backward()`` of
-        what it returns. Wrap the model before the loop.
+        loss, but before a gradient scaler's ``scale``. Beside a reducer of your own it is for policies whose ranks do
+        equally many micro-batches: "bsp", "lb-bsp" and ``StaticAllocation``. There it also notes when this rank has
+        done its work, so call ``backward()`` of what it returns. Wrap the model before the loop.
 
-        ``weight``: what the loss is a mean of, if not of samples, such as the number of tokens, on each rank. Their sum
-        is then waited for; with ``weight_of`` of the loader it travels behind the forward pass. ``normalised``: the
-        loss is weighted already, such as the sum over this batch divided by the mean number of tokens per rank. It is
-        then only timed.
+        A ``DistributedOptimizer`` of this package weighs what each batch has brought, under every policy. So the same
+        loop serves it, and this returns the loss as it is; leaving it out is the same.
+
+        ``weight``: what the loss is a mean of, if not of samples, such as the number of tokens, on each rank. Beside a
+        reducer their sum is then waited for; with ``weight_of`` of the loader it travels behind the forward pass.
+        ``normalised``: the loss is weighted already, such as the sum over this batch divided by the mean number of
+        tokens per rank. It is then only timed.
         """
-        return self._rounds_beside().scale(loss, weight, normalised=normalised)
-
-    def _rounds_beside(self) -> Beside:
-        beside = self._session.beside
-        if beside is None:
-            if self._session.optimizer is not None:
-                raise RoundStateError(
-                    "scale() beside a DistributedOptimizer of this package would weight gradients twice; leave one of "
-                    "them out"
-                )
+        session = self._session
+        if session.beside is None and (session.optimizer is None or not session.balancer.computing):
             raise RoundStateError("scale() came without a batch; call it in the loop over the BalancedLoader")
-        return beside
+        if session.beside is None and normalised:
+            raise ValueError(
+                "scale(normalised=True) is for a reducer of your own, since DistributedOptimizer would weigh the "
+                "gradient of such a loss once more; scale the mean over this rank's batch, with weight=… or weight_of"
+            )
+        if weight is not None:
+            session.weigh(loss, weight)
+        return loss if session.beside is None else session.beside.scale(loss, normalised=normalised)
 
     def accumulate(self, model: torch.nn.Module) -> AbstractContextManager[None]:
         """Around forward and backward: reduce gradients in the last micro-batch of a round alone.

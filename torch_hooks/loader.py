@@ -17,6 +17,7 @@ from torch_hooks.data.orders import order_of
 from torch_hooks.data.streams import ReadSamples
 from torch_hooks.data.workers import EndsWithRank
 from torch_hooks.load_balance import LoadBalance
+from torch_hooks.session import WEIGHT_OF_SUMS
 
 _OF_BATCHES = ("pin_memory", "pin_memory_device")  # the rest of what a DataLoader takes is about reading samples
 _DECIDED_BY_THE_PLAN = ("batch_size", "generator", "in_order")
@@ -129,10 +130,7 @@ class BalancedLoader:
                 "LoadBalance(global_batch=…), shuffle, seed and sampler instead"
             )
         if weight_of is not None and not session.weighs:
-            raise ValueError(
-                f"weight_of does not go with policy {balance.policy.name!r} and this sync, whose rounds end early, or "
-                "which do not average gradients; leave it out, or use policy='lb-bsp' and sync='allreduce'"
-            )
+            raise ValueError(WEIGHT_OF_SUMS.format("weight_of", balance.policy.name))
         self._streams = isinstance(dataset, IterableDataset)
         loader_options |= {
             "num_workers": num_workers,

@@ -6,9 +6,12 @@ Each optimizer of a training loop has a session. The first one's is the loader's
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
+
+import torch
 
 from hvd_hetero.balancer import Balancer
 from hvd_hetero.consistency import WaysOut
@@ -35,6 +38,11 @@ _WAYS_OUT = WaysOut(
     "loader)",
     memory="use a smaller model, or, if it fits by itself, put the loop's body in a function, so that no variable "
     "keeps what a failed attempt had",
+)
+
+WEIGHT_OF_SUMS = (
+    "{} does not go with policy {!r} and this sync, whose rounds end early, or which do not average gradients; leave "
+    "it out, or use policy='lb-bsp' and sync='allreduce'"
 )
 
 
@@ -148,7 +156,33 @@ class TorchSession:
     def announce(self, weight: float) -> None:
         """Before a round begins: say what this rank's batches of it count together."""
         assert self.beside is not None, "else the weights travel with the gradients"
-        self.beside.announce(weight)
+        self.beside.shares.announce(weight)
+
+    def weigh(self, loss: torch.Tensor, weight: Any) -> None:
+        """Let the batch at hand count so much, whose loss is a mean of that instead of samples."""
+        if self.beside is not None:
+            self.beside.require_turn(loss)
+        number, work = float(weight), self.balancer.work
+        if not self.weighs:
+            raise ValueError(WEIGHT_OF_SUMS.format("weight of scale()", self.policy.name))
+        if not 0.0 <= number < math.inf:
+            raise ValueError(
+                f"weight must be finite and at least 0, got {number}; give the number of tokens that the loss is a "
+                "mean of"
+            )
+        if work.weight == number:
+            return  # of another loss, for another optimizer
+        most = max(work.plan.micro_batches)
+        if work.weight is not None or self.balancer.between_updates or most > 1:
+            raise ValueError(
+                "weight of scale() is for rounds of one batch on each rank, from a loader without weight_of, and this "
+                f"round has up to {most} (by policy {self.policy.name!r}, max_micro_batch, max_micro_batch_cost or "
+                "micro_batches); give the loader weight_of=…, which tells all batches before the first is used"
+            )
+        if self.beside is not None:
+            self.beside.shares.announce(number)
+        for each in (self, *self._others):
+            each.balancer.weigh(number)
 
     def require_reducer(self) -> None:
         """Before a batch: if no optimizer is ours, gradients are reduced by what the user has."""

@@ -27,9 +27,8 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from hvd_hetero.errors import HeteroError, RoundStateError
-from hvd_hetero.measurement.speed_meter import SpeedMeter
 from torch_hooks.load_balance import LoadBalance
-from torch_hooks.wires.choice import TorchWire
+from torch_hooks.session import TorchSession
 
 _WAY_OUT = (
     "every rank must do the same number of micro-batches, and at least one: use policy='lb-bsp' without may_rest, or "
@@ -116,10 +115,10 @@ class SyncBatchNorm(_BatchNorm):
         if not batch_statistics or self._session.wire.size == 1:
             return super().forward(input)
         self._check_input_dim(input)
-        weight = self._gradient_weight()
+        self._require_alike()
         rows = input if input.dtype == torch.float64 else input.float()
         out, mean, variance, count = _Normalise.apply(  # type: ignore[no-untyped-call]
-            rows, weight, self.eps, self._name, self._session.meter, self._session.wire
+            rows, self.eps, self._name, self._session
         )
         if self.training and self.track_running_stats:
             self._track(mean, variance, float(count))
@@ -128,8 +127,8 @@ class SyncBatchNorm(_BatchNorm):
             out = out * self.weight.view(shape) + self.bias.view(shape)
         return cast(torch.Tensor, out.to(input.dtype))
 
-    def _gradient_weight(self) -> float:
-        """Return what gradients of the micro-batch will be multiplied by, once it is clear that all ranks have one."""
+    def _require_alike(self) -> None:
+        """Raise unless all ranks have such a micro-batch."""
         balancer = self._session.balancer
         if not self._session.at_work:
             raise RoundStateError(
@@ -142,8 +141,6 @@ class SyncBatchNorm(_BatchNorm):
                 f"round {balancer.rounds} has {', '.join(map(str, plan.micro_batches))} micro-batches under policy "
                 f"{self._session.policy.name!r}, and SyncBatchNorm would wait for ever: {_WAY_OUT}"
             )
-        # Beside a reducer of the user's, the loss is scaled already, and so are the gradients that come here.
-        return balancer.work.counts if self._session.beside is None else 1.0
 
     def _track(self, mean: torch.Tensor, variance: torch.Tensor, count: float) -> None:
         assert self.running_mean is not None
@@ -161,7 +158,7 @@ class _Normalise(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, weight: float, eps: float, name: str, meter: SpeedMeter, wire: TorchWire
+        ctx: Any, x: torch.Tensor, eps: float, name: str, session: TorchSession
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         dims = [d for d in range(x.dim()) if d != 1]
         here = x.numel() // x.size(1)
@@ -169,7 +166,8 @@ class _Normalise(torch.autograd.Function):
         if here:
             variance, mean = torch.var_mean(x, dims, correction=0)
             row = torch.cat([mean, variance * here, row.new_tensor([here])])
-        with meter.held_up():
+        wire = session.wire
+        with session.meter.held_up():
             table = wire.wait(wire.start_gather(row[None], f"{name}.statistics"))
         means, squares = table[:, :-1].chunk(2, dim=1)
         counts = table[:, -1:]
@@ -179,22 +177,26 @@ class _Normalise(torch.autograd.Function):
         scale = torch.rsqrt(variance + eps)
         y = (x - _along(mean, x)) * _along(scale, x)
         ctx.save_for_backward(y, scale, count)
-        ctx.dims, ctx.weight, ctx.name, ctx.meter, ctx.wire = dims, weight, name, meter, wire
+        ctx.dims, ctx.name, ctx.session = dims, name, session
         ctx.mark_non_differentiable(mean, variance, count)
         return y, mean, variance, count
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor, None, None, None, None, None]:
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor, None, None, None]:
         y, scale, count = ctx.saved_tensors
         g = gradients[0]
         assert g is not None
+        session = ctx.session
+        # Beside a reducer of the user's, the loss is scaled already, and so are the gradients that come here. Else its
+        # weight is known by now, if scale() has given it.
+        weight = session.balancer.work.counts if session.beside is None else 1.0
         sums = torch.cat([g.sum(ctx.dims), (g * y).sum(ctx.dims)])
         # A mean over no samples is NaN; it must not reach the others.
-        sums = sums * ctx.weight if ctx.weight else torch.zeros_like(sums)
-        with ctx.meter.held_up():
-            sums = ctx.wire.wait(ctx.wire.start_sum(sums, f"{ctx.name}.gradient"))
-        mean, mean_y = (sums / (count * (ctx.weight or 1.0))).chunk(2)
-        return (g - _along(mean, y) - y * _along(mean_y, y)) * _along(scale, y), None, None, None, None, None
+        sums = sums * weight if weight else torch.zeros_like(sums)
+        with session.meter.held_up():
+            sums = session.wire.wait(session.wire.start_sum(sums, f"{ctx.name}.gradient"))
+        mean, mean_y = (sums / (count * (weight or 1.0))).chunk(2)
+        return (g - _along(mean, y) - y * _along(mean_y, y)) * _along(scale, y), None, None, None
 
 
 def _along(per_channel: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

@@ -281,7 +281,6 @@ def test_a_sharded_model_does_not_go_into_one_file(ranks):
         ("weighs nothing", r"ValueError: weight_of gave 0.*round 3\b"),
         ("negative weight", "ValueError: weight must be.*-1"),
         ("two weights", "ValueError: weight of scale.*weight_of"),
-        ("weighted twice", "RoundStateError: scale.. beside a DistributedOptimizer"),
     ],
 )
 @of("ddp", "horovod", ranks=2)

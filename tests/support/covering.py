@@ -45,16 +45,23 @@ def _complete(
     random: Random,
 ) -> _Chosen | None:
     """Fill the rest, each option with the value that meets most of what is wanted; go back where all are refused."""
-    if refused({name: options[name][chosen[name]] for name in options if name in chosen}):
+
+    def allows(case: _Chosen) -> bool:
+        return not refused({name: options[name][case[name]] for name in options if name in case})
+
+    if not allows(chosen):
         return None
-    left = [name for name in options if name not in chosen]
+    left = {name: [chosen | {name: i} for i in range(len(options[name]))] for name in options if name not in chosen}
     if not left:
         return chosen
-    name = random.choice(left)
-    tried = [chosen | {name: index} for index in range(len(options[name]))]
-    met = [sum(group in wanted for group in _groups(case, options, strength, name)) for case in tried]
-    for index in sorted(range(len(tried)), key=lambda i: (-met[i], random.random())):
-        if (case := _complete(tried[index], options, strength, refused, wanted, random)) is not None:
+    left = {name: list(filter(allows, tried)) for name, tried in left.items()}
+    if not all(left.values()):
+        return None  # now, and not after all that could be tried for the others
+    forced = [name for name, tried in left.items() if len(tried) == 1]
+    name = random.choice(forced or list(left))
+    met = [sum(group in wanted for group in _groups(case, options, strength, name)) for case in left[name]]
+    for index in sorted(range(len(met)), key=lambda i: (-met[i], random.random())):
+        if (case := _complete(left[name][index], options, strength, refused, wanted, random)) is not None:
             return case
     return None
 

@@ -14,7 +14,66 @@ from functools import partial
 
 import torch
 
+from hvd_hetero.balancer import Balancer
+from hvd_hetero.rounds import MicroBatch
+from torch_hooks.beside.trained import Trained
 from torch_hooks.gradients.squares import Squares, square_of, sum_of
+
+
+class Noise:
+    """Which rounds are measured, and what is told of them. ``means_of``: n of a reducer that takes the mean."""
+
+    def __init__(self, balancer: Balancer, trained: Trained, means_of: int) -> None:
+        self._balancer, self._trained, self._means_of = balancer, trained, means_of
+        self._squares: LocalSquares | None = None
+        """What is measured in this round."""
+        self._measured: LocalSquares | None = None
+        """What was measured, until a row takes it along."""
+
+    def begin_batch(self, work: MicroBatch) -> None:
+        """Begin a batch: at the first of a round, decide whether it is measured."""
+        every = self._trained.every
+        if every and self._measured is None and not self._balancer.in_round and self._balancer.measures(every):
+            samples = work.plan.total / self._means_of
+            self._squares = LocalSquares(self._balancer.rounds, self._trained.parameters(), samples)
+
+    def leave_out(self) -> None:
+        """Leave out a gradient that others weigh, too."""
+        self._squares = None
+        if self._balancer.goodput is not None:
+            raise ValueError(
+                "global_batch=Goodput(…) goes by each rank's own gradient, which a normalised loss hides; scale the "
+                "mean loss of this rank's batch, or give a global_batch that stays"
+            )
+
+    def backward_begins(self, gradient: torch.Tensor) -> None:
+        """Listen to a backward pass, whose first gradient is that of the loss."""
+        if self._squares is not None:
+            self._squares.begin(gradient)
+
+    def backward_ends(self, share: float) -> None:
+        """Count the gradients of a batch, whose loss was multiplied by ``share``."""
+        if self._squares is not None:
+            self._squares.end(share)
+
+    def complete(self) -> None:
+        """Take the gradient of the round, which is reduced."""
+        if self._squares is not None:
+            self._squares.complete()
+            self._measured, self._squares = self._squares, None
+
+    def forget(self) -> None:
+        """Forget an unfinished round."""
+        if self._squares is not None:
+            self._squares.listening.close()
+            self._squares = None
+
+    def figures(self) -> dict[str, float]:
+        """Return what was measured, for a row; nothing while a device may still compute it."""
+        if self._measured is None or self._measured.round + 1 >= self._balancer.rounds:
+            return {}
+        measured, self._measured = self._measured, None
+        return measured.read()
 
 
 class LocalSquares:

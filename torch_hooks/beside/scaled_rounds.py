@@ -25,32 +25,30 @@ from __future__ import annotations
 
 import enum
 import logging
-import math
 import sys
 import threading
 import weakref
 from collections.abc import Callable
 from functools import cache
-from itertools import islice
 from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from hvd_hetero.balancer import WEIGHS_NOTHING, Balancer
-from hvd_hetero.communication.wire import Handle
+from hvd_hetero.balancer import Balancer
 from hvd_hetero.consistency import WaysOut
 from hvd_hetero.errors import RoundStateError
-from hvd_hetero.late_tables import LateTables
-from hvd_hetero.measurement.gradient_noise import ROUNDING
 from hvd_hetero.rounds import MicroBatch
-from torch_hooks.beside.layers import hides_a_backward_pass, leave_out_waits, leaves_of
-from torch_hooks.beside.local_squares import LocalSquares
-from torch_hooks.beside.reducer import Reducer, is_horovods
-from torch_hooks.beside.trained import Trained, parameters_of
+from torch_hooks.beside.comparison import Comparison
+from torch_hooks.beside.layers import hides_a_backward_pass, leave_out_waits
+from torch_hooks.beside.leaves import Leaves
+from torch_hooks.beside.local_squares import Noise
+from torch_hooks.beside.reducer import Reducer
+from torch_hooks.beside.shares import Shares
+from torch_hooks.beside.steps import IN_BETWEEN, Steps
+from torch_hooks.beside.trained import Trained
 from torch_hooks.cuda_stopwatch import DeviceTimes
 from torch_hooks.gradients.parameter_norm import kernels_here
-from torch_hooks.rates import Rates
 from torch_hooks.wires.choice import TorchWire
 
 logger = logging.getLogger(__name__)
@@ -76,37 +74,6 @@ _NOT_BACKWARD = (
     "the scaled loss of the last batch was not used, so other ranks would wait for its gradient; call "
     "balance.scale(loss).backward() once for every batch"
 )
-_IN_BETWEEN = (
-    "came in the middle of a round of several micro-batches; write: if balance.round_complete: optimizer.step(); "
-    "optimizer.zero_grad()"
-)
-_TWICE = "scale() came twice for one batch, which would count twice; "
-_ADDED = "add the losses, of several models too, and scale their sum"
-_IN_TURN = (
-    "models that step in turn need DistributedOptimizer, with balance.also() for the second. Optimizers that need two "
-    "backward passes of a batch (SAM) do not go with unequal batches"
-)
-_REDUCED_BEFORE = (
-    "step(closure) of hvd.DistributedOptimizer reduces gradients before it calls the closure. Call backward() before "
-    "step(); or end the closure with optimizer.synchronize(), and step inside optimizer.skip_synchronize()"
-)
-_CLOSURE = (
-    "the closure of step() has run again. Use an optimizer that calls it once: LBFGS decides by the loss of this rank "
-    "alone how often it does"
-)
-
-_OWN_WEIGHT = (
-    "weight of scale() is for rounds of one batch on each rank, from a loader without weight_of; give the loader "
-    "weight_of=…, which tells all batches of a round before the first is used"
-)
-_NO_NOISE = (
-    "global_batch=Goodput(…) could not measure the noise of gradients. Call optimizer.zero_grad() in each round beside "
-    "DistributedDataParallel, or use torch_hooks.DistributedOptimizer without another reducer"
-)
-
-_LOOKED_AT = 2**13  # numbers of a gradient
-_PATIENCE = 32  # tables in which no noise is known
-_LEAVES = 4  # parameters that are looked at, of which some may be without gradient
 _HALF = (torch.float16, torch.bfloat16)
 
 
@@ -127,44 +94,20 @@ class Beside:
     ) -> None:
         balancer.ways_out = _WAYS_OUT
         balancer.kernels = kernels_here()
-        meter = self._meter = balancer.meter
-        meter.rests = False
-        self._balancer = balancer
-        self._wire = wire.line()
-        self._prefix = prefix
-        self._means_of = wire.size if reducer == "mean" else 1
-        self._tables = LateTables(balancer)
-        self._weights: tuple[Handle, Any] | None = None
-        self._total = math.nan
-        """What all batches of the round count, on all ranks, if not their samples."""
-        self._call: tuple[Handle, Any] | None = None
-        self._device = torch.device("cpu")
-        self._times = DeviceTimes(balancer.policy.name, meter, needed=goes_by_time)
+        self._balancer, self._meter = balancer, balancer.meter
+        self._meter.rests = False
+        self._times = DeviceTimes(balancer.policy.name, self._meter, needed=goes_by_time)
+        line, trained = wire.line(), Trained(balancer, reducer)
+        self.shares = Shares(balancer, line, prefix, reducer)
+        self.steps = Steps(balancer, trained)
+        self._leaves = Leaves(trained)
+        self._noise = Noise(balancer, trained, self.shares.means_of)
+        self._comparison = Comparison(balancer, line, prefix, trained, self._noise)
         self._stage = _Stage.DONE
-        self._broken = False
-        self._looked = self._balancer.rank > 0  # one rank tells
-        hooks = leave_out_waits(meter) if wire.size > 1 else []
-        self._rates = Rates(balancer)
-        self._leaves: list[torch.Tensor] = []
-        """Parameters that get gradients of this batch."""
-        self._gathered: torch.Tensor | None = None
-        """A parameter with a gradient of this round's former micro-batches."""
-        self._reached: set[int] = set()
-        """All that get gradients of this batch, where the loop has another training, too."""
-        self._trained = Trained(balancer, reducer)
-        self._squares: LocalSquares | None = None
-        """What is measured in this round."""
-        self._measured: LocalSquares | None = None
-        """What was measured, until a row takes it along."""
         self._share = 0.0
         """What the gradient of the batch is multiplied by."""
-        self._advanced = -1
-        """The latest round whose update has begun."""
-        self._steps: list[torch.optim.Optimizer] = []
-        """Those inside step(): Horovod's optimizer steps around the one inside."""
-        self._stepped = False
-        """True: an optimizer has stepped with this batch's gradient."""
-        self._update_began_at = math.nan
+        self._looked = balancer.rank > 0  # one rank tells
+        hooks = leave_out_waits(self._meter) if wire.size > 1 else []
         self._let_go = weakref.finalize(self, _remove, hooks)
         self._let_go.atexit = False
         _hear_steps()
@@ -174,82 +117,66 @@ class Beside:
         self._let_go()
         _here.at_work = [weakref.ref(each) for each in _at_work() if each is not self]
 
-    # What the loader asks.
+    @property
+    def done(self) -> bool:
+        """Whether all of this rank's gradients of the batch are there, and reduced."""
+        return self._stage is _Stage.DONE
 
-    def announce(self, weight: float) -> None:
-        """Before a round begins: tell all ranks what this one's batches of it count together."""
-        total = torch.tensor([weight], dtype=torch.float64)
-        self._weights = self._wire.start_sum(total, f"{self._prefix}.weight"), total
+    # What the loader asks.
 
     def begin(self, work: MicroBatch, input_s: float) -> None:
         """Begin a batch, which is drawn."""
         _here.at_work = [*(weakref.ref(each) for each in _at_work() if each is not self), weakref.ref(self)]
-        self._stage, self._steps, self._stepped = _Stage.DRAWN, [], False
-        every = self._trained.every
-        if every and self._measured is None and not self._balancer.in_round and self._balancer.measures(every):
-            samples = work.plan.total / self._means_of
-            self._squares = LocalSquares(self._balancer.rounds, self._trained.parameters(), samples)
+        self._stage = _Stage.DRAWN
+        self.steps.begin_batch()
+        self._noise.begin_batch(work)
         self._balancer.begin(work, input_s)
 
     def leave(self) -> bool:
         """Return whether a round ends, now that the loop's body is done with its batch."""
-        balancer = self._balancer
-        self._rates.restore()  # after a step that has raised
-        if not balancer.computing:
+        self.steps.end_batch()
+        if not self._balancer.computing:
             return False
-        if self._stage is not _Stage.DONE:
+        if not self.done:
             raise RoundStateError(_NOT_SCALED if self._stage is _Stage.DRAWN else _NOT_BACKWARD)
-        leaves, self._leaves, self._reached = self._leaves, [], set()
-        if not balancer.work.last:
-            leaves += [p for p in self._trained.parameters() if hasattr(p, "placements")]  # whose leaves are others
-            self._gathered = next(filter(_has_gradient, leaves), None)
-            balancer.pause()
-            return False
-        self._gathered = None
-        self._tables.close_round()
-        self._hear()
-        self._trained.close_round()
-        if self._tables.due:
-            self._send()
-        return True
+        last = self._balancer.work.last
+        self._leaves.end_batch(last=last)
+        if last:
+            self._comparison.close_round()
+        else:
+            self._balancer.pause()
+        return last
 
     def break_off(self) -> bool:
         """Return whether leaving the loop ends a round: the body was done with its last batch."""
         # An iteration that is collected as the interpreter ends can send nothing any more.
-        ends = self._balancer.closing and self._stage is _Stage.DONE and not sys.is_finalizing()
+        ends = self._balancer.closing and self.done and not sys.is_finalizing()
         return ends and self.leave()
 
     def settle(self) -> None:
         """Compare all finished rounds, where all ranks have come to the end of an iteration; a collective call."""
-        self._hear()
-        if self._tables.untold:
-            self._send()
-            self._hear()
+        self._comparison.settle()
 
     def abandon(self) -> None:
         """Forget an unfinished round."""
-        self._rates.restore()
+        self.steps.end_batch()
         if self._balancer.in_round:
             self._balancer.abandon()
-            if self._squares is not None:
-                self._squares.listening.close()
-            self._leaves, self._reached = [], set()
-            self._gathered = self._weights = self._squares = None
-            self._advanced = -1
+            for part in (self._noise, self._leaves, self.shares, self.steps):
+                part.forget()
 
     # What the body of the loop asks.
 
-    def scale(self, loss: torch.Tensor, weight: Any = None, *, normalised: bool = False) -> torch.Tensor:
+    def scale(self, loss: torch.Tensor, *, normalised: bool = False) -> torch.Tensor:
         """Return the loss times its share of the round; as it is, if ``normalised``."""
         if normalised:
-            self._measure_nothing()
-        share = self._share_of(loss, weight)
+            self._noise.leave_out()
+        self._take(loss)
         # In half precision, the weights of all ranks would not sum to what they should.
         scaled = loss.float() if loss.dtype in _HALF else loss
-        if not share:
+        if not self._share:
             scaled = torch.nan_to_num(scaled)  # the mean over nothing
-        scaled = scaled * (1.0 if normalised else share)
-        self._share = share
+        scaled = scaled * (1.0 if normalised else self._share)
         scaled.register_hook(self._backward_begins)  # type: ignore[no-untyped-call]
         return scaled
 
@@ -257,8 +184,9 @@ class Beside:
         """Have the gradient of this very loss count by its share of the round, times ``factor``."""
         if loss.dtype in _HALF:
             raise ValueError(f"loss must have 32 bits, since shares do not sum to 1 in {loss.dtype}; give loss.float()")
-        self._measure_nothing()
-        weight = factor * self._share_of(loss)
+        self._noise.leave_out()
+        self._take(loss)
+        weight = factor * self._share
 
         def begins(gradient: torch.Tensor) -> torch.Tensor:
             self._backward_begins(gradient)
@@ -266,17 +194,8 @@ class Beside:
 
         loss.register_hook(begins)  # type: ignore[no-untyped-call]
 
-    def _measure_nothing(self) -> None:
-        """Leave out a gradient that others weigh, too."""
-        self._squares = None
-        if self._balancer.goodput is not None:
-            raise ValueError(
-                "global_batch=Goodput(…) goes by each rank's own gradient, which a normalised loss hides; scale the "
-                "mean loss of this rank's batch, or give a global_batch that stays"
-            )
-
-    def _share_of(self, loss: torch.Tensor, own: Any = None) -> float:
-        """Return the share of this batch's loss, which is about to be propagated, in the round; ``own``: its weight."""
+    def require_turn(self, loss: torch.Tensor) -> None:
+        """Raise unless this loss is the one of the batch at hand, and about to be propagated."""
         if not isinstance(loss, torch.Tensor):
             raise TypeError(f"loss must be a tensor, got {type(loss).__name__}; give what the loss function returns")
         if loss.numel() != 1:
@@ -292,13 +211,15 @@ class Beside:
         if not self._balancer.computing:
             raise RoundStateError("scale() came without a batch; call it in the loop over the BalancedLoader")
         if self._stage is not _Stage.DRAWN:
-            raise RoundStateError(_TWICE + (_CLOSURE if self._steps else _IN_TURN if self._stepped else _ADDED))
-        if self._gathered is not None and not _has_gradient(self._gathered):
-            raise RoundStateError(f"zero_grad() {_IN_BETWEEN}")
-        share = self._part(own) * self._means_of
-        if loss.device != self._device:
-            self._times.include({loss: "the loss"})
-            self._device = loss.device
+            raise self.steps.twice()
+        if self._leaves.cleared:
+            raise RoundStateError(f"zero_grad() {IN_BETWEEN}")
+
+    def _take(self, loss: torch.Tensor) -> None:
+        """Take the loss of the batch at hand, and what its gradient counts."""
+        self.require_turn(loss)
+        self._share = self.shares.of_batch()
+        self._times.include({loss: "the loss"})
         if not self._looked:
             self._looked = True
             if hides_a_backward_pass(loss):
@@ -306,48 +227,24 @@ class Beside:
                     "a reentrant checkpoint may hold the last gradients, and what DistributedDataParallel waits for "
                     "other ranks in it counts as this rank's work; checkpoint by use_reentrant=False"
                 )
-        if loss.device.type == "cpu" and share:
-            self._broken |= not math.isfinite(loss.item())
-        if not self._balancer.work.last:
-            self._leaves = list(islice((p for p in leaves_of(loss) if isinstance(p, torch.nn.Parameter)), _LEAVES))
-        if len(_at_work()) > 1:
-            self._reached = set(map(id, leaves_of(loss)))
+        if self._share:
+            self._comparison.look(loss)
+        self._leaves.note(loss, last=self._balancer.work.last, several=len(_at_work()) > 1)
         self._meter.forward_done(self._balancer.work.samples)
         self._stage = _Stage.SCALED
-        return share
-
-    def _part(self, own: Any) -> float:
-        """Return the part of the round that this batch is."""
-        balancer, work = self._balancer, self._balancer.work
-        if own is not None:
-            weight = _checked(own)
-            if work.weight is not None or balancer.between_updates or max(work.plan.micro_batches) > 1:
-                raise ValueError(_OWN_WEIGHT)
-            self.announce(weight)
-            balancer.weigh(weight)
-            work = balancer.work
-        if self._weights is not None:
-            (handle, total), self._weights = self._weights, None
-            with self._meter.held_up():
-                self._wire.wait(handle)
-            self._total = float(total)
-            if not self._total:
-                raise ValueError(WEIGHS_NOTHING.format(balancer.rounds))
-        return work.samples / work.plan.total if work.weight is None else work.weight / self._total
 
     # What autograd calls.
 
     def _backward_begins(self, gradient: torch.Tensor) -> None:
-        if self._squares is not None and self._stage is _Stage.SCALED:
-            self._squares.begin(gradient)
+        if self._stage is _Stage.SCALED:
+            self._noise.backward_begins(gradient)
         _queue(self._done)
 
     def _done(self) -> None:
         """Note that this rank's last gradient is there."""
         if self._stage is not _Stage.SCALED:
             return
-        if self._squares is not None:
-            self._squares.end(self._share)
+        self._noise.backward_ends(self._share)
         work = self._balancer.work
         self._meter.done(work.samples, work.counts, work.figures)
         self._meter.reads = True  # from here on it waits for others
@@ -357,109 +254,21 @@ class Beside:
         """Note that the backward pass is over."""
         self._stage = _Stage.DONE
         self._meter.reads = False
-        now = self._balancer.now()
-        self._meter.waited(now - self._meter.done_at)
-        if self._balancer.closing and self._squares is not None:
-            self._squares.complete()
-            self._measured, self._squares = self._squares, None
-        if self._steps:  # in the closure of a step, whose update follows
-            self._update_begins(now)
+        self._meter.waited(self._balancer.now() - self._meter.done_at)
+        if self._balancer.closing:
+            self._noise.complete()
+        self.steps.reduced()
 
     # What optimizers call.
 
     def step_begins(self, optimizer: torch.optim.Optimizer, *, closure: bool) -> None:
         """Note that an optimizer begins a step in the thread that trains. ``closure``: it has one to call."""
-        if not self._balancer.in_round:
-            return
-        self._steps.append(optimizer)
-        if self._stage is not _Stage.DONE:
-            if closure and len(self._steps) == 1 and getattr(optimizer, "_should_synchronize", False):  # Horovod's
-                raise RoundStateError(_REDUCED_BEFORE)
-            return
-        self._require_complete()
-        now = self._balancer.now()
-        if len(self._steps) == 2 and is_horovods(optimizer):
-            self._meter.waited(now - self._update_began_at)
-        if len(self._steps) == (2 if is_horovods(optimizer) else 1):
-            self._update_begins(now)
-        else:
-            self._update_began_at = now
-
-    def step_ends(self, optimizer: torch.optim.Optimizer) -> None:
-        """Note that the optimizer has stepped."""
-        if all(optimizer is not each for each in self._steps):
-            return
-        while self._steps[-1] is not optimizer:  # it has raised
-            self._steps.pop()
-        if len(self._steps) == (2 if is_horovods(optimizer) else 1) and not math.isnan(self._update_began_at):
-            self._meter.applied(self._balancer.now() - self._update_began_at)
-            self._update_began_at = math.nan
-        self._steps.pop()
-        if not self._steps and self._stage is _Stage.DONE:  # else it does not use this batch's gradient
-            self._require_complete()
-            self._stepped = True
-            self._trained.stepped(optimizer)
+        if self._balancer.in_round:
+            self.steps.begins(optimizer, closure=closure, done=self.done)
 
     def reaches(self, optimizer: torch.optim.Optimizer) -> bool:
         """Return whether this batch's loss has gradients for what an optimizer changes."""
-        return bool(self._reached) and any(id(p) in self._reached for p in parameters_of(optimizer))
-
-    def _require_complete(self) -> None:
-        if self._balancer.between_updates:
-            raise RoundStateError(f"step() {_IN_BETWEEN}")
-
-    def _update_begins(self, now: float) -> None:
-        self._update_began_at = now
-        self._meter.applying(waited=True)
-        if self._advanced != self._balancer.rounds:  # once for several optimizers; a state may take rounds back
-            self._advanced = self._balancer.rounds
-            self._balancer.advance(self._balancer.work.plan.total)
-        self._rates.multiply(self._steps[-1])
-
-    # What travels.
-
-    def _send(self) -> None:
-        squares: dict[str, float] = {}
-        if self._measured is not None and self._measured.round + 1 < self._balancer.rounds:
-            squares, self._measured = self._measured.read(), None
-        figures = self._trained.figures(self._tables.sent)
-        row = self._tables.row(broken=float(self._broken), **figures, **squares)
-        self._broken = False
-        self._call = self._wire.start_sum(torch.from_numpy(row), f"{self._prefix}.table"), row
-
-    def _hear(self) -> None:
-        if self._call is not None:
-            (handle, row), self._call = self._call, None
-            self._wire.wait(handle)
-            self._tables.hear(row)
-            self._require_noise()
-
-    def _require_noise(self) -> None:
-        """Raise on all ranks, where the batch goes by the noise, if it cannot be measured."""
-        finished = self._balancer.finished
-        if self._balancer.goodput is None or self._wire.size == 1 or finished is None:
-            return
-        # Another rank's mean is another one: somebody reduces gradients later.
-        apart = finished.table.disagreement("mean_square", ROUNDING)
-        if apart or (self._tables.sent == _PATIENCE and math.isnan(finished.noise_scale)):
-            raise ValueError(_NO_NOISE)
-
-
-def _checked(weight: Any) -> float:
-    number = float(weight)
-    if not 0.0 <= number < math.inf:
-        raise ValueError(
-            f"weight must be finite and at least 0, got {number}; give the number of tokens that the loss is a mean of"
-        )
-    return number
-
-
-def _has_gradient(parameter: torch.Tensor) -> bool:
-    """Return whether a gradient is there, and is not zero where looking at some of it waits for nobody."""
-    gradient = parameter.grad
-    if gradient is None or gradient.device.type != "cpu" or hasattr(gradient, "placements") or gradient.is_sparse:
-        return gradient is not None
-    return bool(gradient.detach().reshape(-1)[:_LOOKED_AT].any())
+        return self._leaves.belong_to(optimizer)
 
 
 def _queue(callback: Callable[[], None]) -> None:
@@ -498,7 +307,7 @@ def _step_begins(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> No
 
 def _step_ends(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     for beside in _at_work():
-        beside.step_ends(optimizer)
+        beside.steps.ends(optimizer, done=beside.done)
 
 
 def _remove(hooks: list[Any]) -> None:

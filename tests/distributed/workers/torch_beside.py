@@ -723,12 +723,6 @@ def attempts() -> dict[str, str]:
 
         loop(body)
 
-    def weighted_twice() -> None:
-        net = Net()
-        balance = LoadBalance("bsp", global_batch=GLOBAL_BATCH)
-        DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), balance, net.named_parameters())
-        balance.scale(net(torch.ones(1, FEATURES)).sum())
-
     tried: dict[str, Callable[[], object]] = {
         "no scalar": lambda: loop(lambda balance, model, optimizer, loss: balance.scale(torch.ones(2))),
         "no tensor": lambda: loop(lambda balance, model, optimizer, loss: balance.scale(1.0)),
@@ -745,7 +739,6 @@ def attempts() -> dict[str, str]:
         "policy": lambda: loop(plainly, policy=NonBlocking(2)),
         "no data": lambda: loop(plainly, policy=StaticAllocation([0, 1, 1][: hvd.size()])),
         "wrapped too late": too_late,
-        "weighted twice": weighted_twice,
     }
 
     def in_closure(balance: Any, model: Any, optimizer: Any, loss: Any) -> None:

@@ -42,7 +42,8 @@ OPTIONS: dict[str, list[Any]] = {
     "ranks": [2, 3],
     "max_micro_batch": [None, 2],
     "micro_batches": [None, 2],
-    "weight_of": [False, True],
+    "weight_of": [False, True, "in scale()"],
+    "scales": [False, True],
     "cost_of": [None, "lengths", "limited"],
     "norm": [None, "sync"],
     "global_batch": ["constant", "adapts"],
@@ -104,6 +105,20 @@ REFUSED = [
         {"policy": "non-blocking", "weight_of": True}, '`"non-blocking"`', "`weight_of`", 'use `"lb-bsp"`',
         ("non-blocking", "weight_of"),
     ),
+    *(
+        Refusal(
+            {"weight_of": "in scale()", "scales": True} | options, "`scale(weight=…)`", said, "use `weight_of`",
+            ("scale()", word),
+        )
+        for options, said, word in (
+            ({"max_micro_batch": 2}, "`max_micro_batch`", "max_micro_batch"),
+            ({"micro_batches": 2}, "`micro_batches`", "micro_batches"),
+            ({"cost_of": "limited"}, "`max_micro_batch_cost`", "max_micro_batch_cost"),
+            ({"policy": "static"}, "`StaticAllocation`", "static"),
+            ({"policy": "self-adaptive"}, '`"self-adaptive"`', "self-adaptive"),
+            ({"policy": "non-blocking"}, '`"non-blocking"`', "non-blocking"),
+        )
+    ),
     Refusal(
         {"policy": "non-blocking", "models": 2}, '`"non-blocking"`', "`balance.also()`", 'use `"lb-bsp"` or `"bsp"`',
         ("non-blocking", "several optimizers"),
@@ -142,7 +157,8 @@ def without_meaning(case: dict[str, Any]) -> bool:
     """Return whether options are together that say the same, or nothing: these are left out."""
     get = case.get
     return (
-        (get("max_micro_batch") is not None and get("policy") in ("static", "self-adaptive", "non-blocking"))
+        (get("scales") is False and (get("reducer") in ("mean", "sum") or get("weight_of") == "in scale()"))
+        or (get("max_micro_batch") is not None and get("policy") in ("static", "self-adaptive", "non-blocking"))
         or (get("global_batch") == "adapts" and get("micro_batches") == 2 and get("ranks") == 3)  # too small a batch
     )
 
@@ -269,7 +285,7 @@ class Job:
         options: dict[str, Any] = dict(order.get(case["order"], {}))
         if case["order"] == "stream":
             options["stream"] = "whole"
-        if case["weight_of"]:
+        if case["weight_of"] is True:
             weights = data()[2]
             options["weight_of"] = lambda index: weights[index].sum()
         if case["cost_of"]:
@@ -333,10 +349,13 @@ def train(case: dict[str, Any]) -> tuple[list[list[tuple[int, list[int]]]], list
         seen[balance.rounds].append((job.loader.epoch_at_hand, index.tolist()))
         counts = weights[index] if case["weight_of"] else torch.ones(len(index), dtype=torch.float64)
         losses = [(loss_of(model, x[index], y[index]) * counts).sum() / counts.sum() for model in job.models]
+        weight = {"weight": counts.sum()} if case["weight_of"] == "in scale()" else {}
         if not own:
-            losses = [balance.scale(sum(losses))]
+            losses = [balance.scale(sum(losses), **weight)]
             if balance.round_complete:
                 losses[0].register_hook(lambda gradient: reduce_later(case, job))
+        elif case["scales"]:
+            losses = [balance.scale(loss, **weight) for loss in losses]
         if job.scalers:
             losses = [scaler.scale(loss) for scaler, loss in zip(job.scalers, losses, strict=True)]
         sum(losses).backward()

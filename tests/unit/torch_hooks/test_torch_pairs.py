@@ -10,8 +10,11 @@ import pytest
 pytest.importorskip("torch")
 
 import pairs
+import torch
 
 from hvd_hetero import late_tables
+from hvd_hetero.testing import run_on_threads
+from torch_hooks import DistributedOptimizer, LoadBalance
 
 CASES = pairs.cases()
 PAGE = Path(__file__).parents[3] / "docs" / "combinations.md"
@@ -49,3 +52,40 @@ def test_the_cases_hold_every_pair_that_goes_together():
 def test_the_page_has_each_refusal_once():
     lines = [line for line in PAGE.read_text().splitlines() if line.startswith("| `")]
     assert lines == list(dict.fromkeys(refusal.line for refusal in pairs.REFUSED))
+
+
+def test_a_rank_without_a_batch_takes_the_mean_by_what_the_others_have_weighed():
+    x, y, weights = pairs.data()
+    given = [[[0, 1, 2], [3, 4]], [[], [5, 6, 7]], [[8], [9, 10]]]
+
+    def train(rank):
+        model = torch.nn.Linear(3, 1).double()
+        balance = LoadBalance("bsp", global_batch=6)
+        optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), balance, model.named_parameters())
+        began = [p.detach().clone() for p in model.parameters()]
+        for parts in given:
+            index = torch.tensor(parts[rank], dtype=torch.int64)
+            balance.batch(len(index))
+            if len(index):
+                weight = weights[index].sum()
+                loss = (pairs.loss_of(model, x[index], y[index]) * weights[index]).sum() / weight
+                balance.scale(loss, weight=weight).backward()
+            else:
+                (0.0 * model(x[:1]).sum()).backward()
+            optimizer.step()
+        balance.close()
+        return began, [p.detach() for p in model.parameters()]
+
+    (began, ours), (_, theirs) = run_on_threads(train, 2, 60.0)
+    model = torch.nn.Linear(3, 1).double()
+    for parameter, value in zip(model.parameters(), began, strict=True):
+        parameter.data = value
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for parts in given:
+        index = torch.tensor([i for part in parts for i in part])
+        optimizer.zero_grad()
+        ((pairs.loss_of(model, x[index], y[index]) * weights[index]).sum() / weights[index].sum()).backward()
+        optimizer.step()
+    for of_rank in (ours, theirs):
+        for ours_, expected in zip(of_rank, model.parameters(), strict=True):
+            assert torch.allclose(ours_, expected, rtol=0.0, atol=1e-12)

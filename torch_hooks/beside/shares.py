@@ -1,0 +1,47 @@
+"""What each batch counts in its round, beside a reducer (the weight of ``scaled_rounds``)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from hvd_hetero.balancer import WEIGHS_NOTHING, Balancer
+from hvd_hetero.communication.wire import Handle
+from torch_hooks.beside.reducer import Reducer
+from torch_hooks.wires.choice import TorchWire
+
+
+class Shares:
+    """The factors of this rank's losses."""
+
+    def __init__(self, balancer: Balancer, wire: TorchWire, prefix: str, reducer: Reducer) -> None:
+        self._balancer, self._wire = balancer, wire
+        self._name = f"{prefix}.weight"
+        self.means_of = wire.size if reducer == "mean" else 1
+        """n of a reducer that takes the mean of n ranks."""
+        self._under_way: tuple[Handle, torch.Tensor] | None = None
+        self._total = 0.0
+        """What all batches of the round count, on all ranks, if not their samples."""
+
+    def announce(self, weight: float) -> None:
+        """Before the first loss of a round: tell all ranks what this one's batches of it count together."""
+        total = torch.tensor([weight], dtype=torch.float64)
+        self._under_way = self._wire.start_sum(total, self._name), total
+
+    def of_batch(self) -> float:
+        """Return the factor of the loss of the batch at hand; waits for what all ranks' batches count."""
+        balancer, work = self._balancer, self._balancer.work
+        if self._under_way is not None:
+            (handle, total), self._under_way = self._under_way, None
+            with balancer.meter.held_up():
+                self._wire.wait(handle)
+            self._total = float(total)
+            if not self._total:
+                raise ValueError(WEIGHS_NOTHING.format(balancer.rounds))
+        part: Any = work.samples / work.plan.total if work.weight is None else work.weight / self._total
+        return float(part * self.means_of)
+
+    def forget(self) -> None:
+        """Forget an unfinished round."""
+        self._under_way = None
