@@ -234,11 +234,15 @@ class TorchSession:
             self.beside.abandon()
 
     def close(self) -> None:
-        """Finish the telemetry and the watchdog."""
-        for each in (self, *self._others):
-            each._core.close()
-        if self.beside is not None:
-            self.beside.close()
+        """Compare the last rounds, and finish the telemetry and the watchdog."""
+        try:
+            if self.beside is not None:
+                self.beside.finish()
+        finally:
+            for each in (self, *self._others):
+                each._core.close()
+            if self.beside is not None:
+                self.beside.close()
 
 
 def nothing() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import time
 from typing import Any
 
 import torch
@@ -15,6 +17,9 @@ from torch_hooks.beside.local_squares import Noise
 from torch_hooks.beside.trained import Trained
 from torch_hooks.wires.choice import TorchWire
 
+logger = logging.getLogger(__name__)
+
+_SOON_S, _LOOKS_S = 5.0, 0.005  # a rank that has failed is not waited for any longer (arbitrary)
 _PATIENCE = 32  # tables in which no noise is known
 _NO_NOISE = (
     "global_batch=Goodput(…) could not measure the noise of gradients. Call optimizer.zero_grad() in each round beside "
@@ -52,6 +57,33 @@ class Comparison:
         if self._tables.untold:
             self._send()
             self._hear()
+
+    def finish(self) -> None:
+        """Compare all finished rounds after the last one, if all ranks come here: one that has failed may not."""
+        while self._under_way is not None or self._tables.untold:
+            if self._under_way is None:
+                try:
+                    self._send()
+                except (RuntimeError, ValueError) as reason:  # of a wire that was shut down
+                    logger.warning("the last rounds were not compared (%s); call close() before ranks part", reason)
+                    return
+            if not self._comes():
+                return
+            self._hear()
+
+    def _comes(self) -> bool:
+        """Return whether the table that is on its way comes soon."""
+        assert self._under_way is not None, "it was sent"
+        until = time.monotonic() + _SOON_S
+        while not self._wire.done(self._under_way[0]):
+            if time.monotonic() > until:
+                logger.warning(
+                    "the last rounds were not compared, for not all ranks came to close() within %g s; let all leave "
+                    "the loop in the same round, and call close()", _SOON_S
+                )  # fmt: skip
+                return False
+            time.sleep(_LOOKS_S)
+        return True
 
     def _send(self) -> None:
         figures = self._trained.figures(self._tables.sent) | self._noise.figures()

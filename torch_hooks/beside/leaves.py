@@ -22,6 +22,8 @@ class Leaves:
         """Parameters that get gradients of this batch."""
         self._gathered: torch.Tensor | None = None
         """A parameter with a gradient of this round's former micro-batches."""
+        self._abandoned: list[torch.Tensor] = []
+        """Parameters that may have a gradient of a round that was left in its middle."""
         self._all: set[int] = set()
         """All that get gradients of this batch, where the loop has another training, too."""
 
@@ -33,6 +35,12 @@ class Leaves:
             self._all = set(map(id, leaves_of(loss)))
 
     @property
+    def left_over(self) -> bool:
+        """Whether an abandoned round has left gradients, which would add to those of the next one; asked once."""
+        abandoned, self._abandoned = self._abandoned, []
+        return any(bool(_numbers(p.grad).any()) for p in abandoned if p.grad is not None)
+
+    @property
     def cleared(self) -> bool:
         """Whether what the round has gathered is there no more."""
         return self._gathered is not None and not _has_gradient(self._gathered)
@@ -40,13 +48,14 @@ class Leaves:
     def end_batch(self, *, last: bool) -> None:
         """End a batch, after which the round keeps what it has gathered, or is over."""
         some = self._some
-        self.forget()
+        self._some, self._all, self._gathered = [], set(), None
         if not last:
             some += [p for p in self._trained.parameters() if hasattr(p, "placements")]  # whose leaves are others
             self._gathered = next(filter(_has_gradient, some), None)
 
     def forget(self) -> None:
         """Forget an unfinished round."""
+        self._abandoned = [*self._some, *([] if self._gathered is None else [self._gathered])]
         self._some, self._all, self._gathered = [], set(), None
 
     def belong_to(self, optimizer: torch.optim.Optimizer) -> bool:
@@ -59,4 +68,10 @@ def _has_gradient(parameter: torch.Tensor) -> bool:
     gradient = parameter.grad
     if gradient is None or gradient.device.type != "cpu" or hasattr(gradient, "placements") or gradient.is_sparse:
         return gradient is not None
-    return bool(gradient.detach().reshape(-1)[:_LOOKED_AT].any())
+    return bool(_numbers(gradient)[:_LOOKED_AT].any())
+
+
+def _numbers(gradient: torch.Tensor) -> torch.Tensor:
+    """Return what this rank holds of a gradient."""
+    local = getattr(gradient, "to_local", lambda: gradient)().detach()
+    return (local._values() if local.is_sparse else local).reshape(-1)

@@ -74,6 +74,11 @@ _NOT_BACKWARD = (
     "the scaled loss of the last batch was not used, so other ranks would wait for its gradient; call "
     "balance.scale(loss).backward() once for every batch"
 )
+_LEFT_OVER = (
+    "the loop was left in the middle of a round, which begins anew, and gradients of its first part are still there; "
+    "call optimizer.zero_grad() before the next batch"
+)
+
 _HALF = (torch.float16, torch.bfloat16)
 
 
@@ -106,11 +111,25 @@ class Beside:
         self._stage = _Stage.DONE
         self._share = 0.0
         """What the gradient of the batch is multiplied by."""
+        self._failed: Exception | None = None
+        """What was found where nothing can be raised."""
         self._looked = balancer.rank > 0  # one rank tells
         hooks = leave_out_waits(self._meter) if wire.size > 1 else []
         self._let_go = weakref.finalize(self, _remove, hooks)
         self._let_go.atexit = False
         _hear_steps()
+
+    def finish(self) -> None:
+        """After the last round: compare what was not compared yet, if all ranks come here, too."""
+        self._require_whole()
+        if self.done and sys.exc_info()[0] is None and not sys.is_finalizing():
+            self._comparison.finish()
+
+    def _require_whole(self) -> None:
+        """Raise what was found when the loop was left."""
+        if self._failed is not None:
+            failed, self._failed = self._failed, None
+            raise failed
 
     def close(self) -> None:
         """Listen no more."""
@@ -126,6 +145,7 @@ class Beside:
 
     def begin(self, work: MicroBatch, input_s: float) -> None:
         """Begin a batch, which is drawn."""
+        self._require_whole()
         _here.at_work = [*(weakref.ref(each) for each in _at_work() if each is not self), weakref.ref(self)]
         self._stage = _Stage.DRAWN
         self.steps.begin_batch()
@@ -150,11 +170,18 @@ class Beside:
     def break_off(self) -> bool:
         """Return whether leaving the loop ends a round: the body was done with its last batch."""
         # An iteration that is collected as the interpreter ends can send nothing any more.
-        ends = self._balancer.closing and self.done and not sys.is_finalizing()
-        return ends and self.leave()
+        if not (self._balancer.closing and self.done) or sys.is_finalizing():
+            return False
+        try:
+            return self.leave()
+        except Exception as error:  # noqa: BLE001 - Python drops what is raised where a generator is closed
+            logger.error("%s", error)
+            self._failed = error
+            return True
 
     def settle(self) -> None:
         """Compare all finished rounds, where all ranks have come to the end of an iteration; a collective call."""
+        self._require_whole()
         self._comparison.settle()
 
     def abandon(self) -> None:
@@ -218,6 +245,8 @@ class Beside:
     def _take(self, loss: torch.Tensor) -> None:
         """Take the loss of the batch at hand, and what its gradient counts."""
         self.require_turn(loss)
+        if self._leaves.left_over:
+            raise RoundStateError(_LEFT_OVER)
         self._share = self.shares.of_batch()
         self._times.include({loss: "the loss"})
         if not self._looked:

@@ -49,7 +49,7 @@ OPTIONS: dict[str, list[Any]] = {
     "global_batch": ["constant", "adapts"],
     "drop_last": [False, True],
     "order": ["in order", "shuffled", "sampler", "stream"],
-    "leaves": [None, "stop_at", "break", "resume"],
+    "leaves": [None, "stop_at", "break", "resume", "in a round"],
     "optimizer": ["sgd", "adamw", "groups"],
     "clips": [False, True],
     "schedule": [False, True],
@@ -114,7 +114,7 @@ REFUSED = [
             ({"max_micro_batch": 2}, "`max_micro_batch`", "max_micro_batch"),
             ({"micro_batches": 2}, "`micro_batches`", "micro_batches"),
             ({"cost_of": "limited"}, "`max_micro_batch_cost`", "max_micro_batch_cost"),
-            ({"policy": "static"}, "`StaticAllocation`", "static"),
+            ({"policy": "static", "reducer": "own"}, "`StaticAllocation`", "static"),
             ({"policy": "self-adaptive"}, '`"self-adaptive"`', "self-adaptive"),
             ({"policy": "non-blocking"}, '`"non-blocking"`', "non-blocking"),
         )
@@ -158,6 +158,8 @@ def without_meaning(case: dict[str, Any]) -> bool:
     get = case.get
     return (
         (get("scales") is False and (get("reducer") in ("mean", "sum") or get("weight_of") == "in scale()"))
+        or (get("leaves") == "in a round" and get("norm"))  # whose statistics have seen the batch that was left
+        or (get("leaves") == "in a round" and get("reducer") == "own" and get("policy") != "bsp")  # ranks leave apart
         or (get("max_micro_batch") is not None and get("policy") in ("static", "self-adaptive", "non-blocking"))
         or (get("global_batch") == "adapts" and get("micro_batches") == 2 and get("ranks") == 3)  # too small a batch
     )
@@ -386,6 +388,10 @@ def train(case: dict[str, Any]) -> tuple[list[list[tuple[int, list[int]]]], list
             body(index)
             if case["leaves"] == "break" and not left and job.balance.round_complete:
                 left = True
+                break
+            if case["leaves"] == "in a round" and not left and not job.balance.round_complete:
+                left, seen[job.balance.rounds], begins = True, [], True
+                clear()
                 break
         if case["leaves"] == "resume" and job.balance.rounds == LEAVES:
             state = job.state()

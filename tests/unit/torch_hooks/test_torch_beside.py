@@ -22,7 +22,7 @@ from hvd_hetero.rounds import RoundPlan  # noqa: E402
 from hvd_hetero.session import balancer_of  # noqa: E402
 from hvd_hetero.testing import ThreadRankError, run_on_threads  # noqa: E402
 from torch_hooks import BalancedLoader, LoadBalance, SavedTraining, SyncBatchNorm  # noqa: E402
-from torch_hooks.beside import layers  # noqa: E402
+from torch_hooks.beside import comparison, layers  # noqa: E402
 from torch_hooks.cuda_stopwatch import CudaStopwatch  # noqa: E402
 
 torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)  # imports what all threads would import at once
@@ -647,7 +647,7 @@ def test_a_batch_that_is_left_unused_takes_no_finished_round_along(monkeypatch, 
             assert told["compute_s"].tolist() == pytest.approx([0.122] * 2)
 
 
-@pytest.mark.parametrize("ends", ["epoch", "stop_at", "state"])
+@pytest.mark.parametrize("ends", ["epoch", "stop_at", "state", "close"])
 def test_the_last_rounds_are_compared_where_all_ranks_come_to_an_end(monkeypatch, ends):
     monkeypatch.setattr(late_tables, "_COSTS_S", 1.0)  # a table for 64 rounds
 
@@ -657,13 +657,69 @@ def test_the_last_rounds_are_compared_where_all_ranks_come_to_an_end(monkeypatch
         for (x,) in loader:
             last = balance.rounds == 3
             balance.scale(model(x).square().mean() * (float("nan") if rank and last else 1.0)).backward()
-            if ends == "state" and last:
+            if ends in ("state", "close") and last:
                 break
         if ends == "state":
             balance.state_dict()
+        balance.close()
 
     with pytest.raises(ThreadRankError, match=r"ranks \[1\] is not finite"):
         run_on_threads(case, 2)
+
+
+def test_what_is_found_as_a_loop_is_left_is_raised_later(caplog):
+    def case(rank):
+        balance, model = LoadBalance("bsp", global_batch=8), line()
+        loader = BalancedLoader(TensorDataset(data()[0]), balance)
+        for (x,) in loader:
+            broken = rank and balance.rounds == 2
+            balance.scale(model(x).square().mean() * (float("nan") if broken else 1.0)).backward()
+            if balance.rounds == 3:
+                break
+        assert rank or "ranks [1] is not finite" in caplog.text
+        balance.close()
+
+    with pytest.raises(ThreadRankError, match=r"ranks \[1\] is not finite"):
+        run_on_threads(case, 2)
+
+
+def test_a_rank_that_does_not_come_to_close_is_not_waited_for(monkeypatch, caplog):
+    monkeypatch.setattr(comparison, "_SOON_S", 0.05)
+    monkeypatch.setattr(late_tables, "_COSTS_S", 1.0)
+
+    def case(rank):
+        balance, model = LoadBalance("bsp", global_batch=8), line()
+        for (x,) in BalancedLoader(TensorDataset(data()[0]), balance):
+            balance.scale(model(x).square().mean()).backward()
+            if balance.rounds == 3:
+                break
+        if not rank:
+            balance.close()
+
+    run_on_threads(case, 2)
+    assert "not all ranks came to close()" in caplog.text
+
+
+@pytest.mark.parametrize("clears", [False, True])
+def test_gradients_of_a_round_that_was_left_do_not_reach_the_next_one(clears):
+    def case(rank):
+        balance, model = LoadBalance("bsp", global_batch=8), line()
+        loader = BalancedLoader(TensorDataset(data()[0]), balance, micro_batches=2)
+        for (x,) in loader:
+            balance.scale(model(x).square().mean()).backward()
+            break
+        if clears:
+            model.zero_grad(set_to_none=False)
+        for (x,) in loader:
+            balance.scale(model(x).square().mean()).backward()
+            if balance.round_complete:
+                return
+
+    if clears:
+        run_on_threads(case, 2)
+    else:
+        with pytest.raises(ThreadRankError, match=r"left in the middle of a round.*zero_grad"):
+            run_on_threads(case, 2)
 
 
 def test_a_former_training_is_forgotten():
