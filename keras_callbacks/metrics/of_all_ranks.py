@@ -56,7 +56,8 @@ class JoinedMetrics:
         """Variables that the step advances, alike on all ranks: a copy that follows the weights, a count of steps."""
         self.in_step = False
         """True while a step runs."""
-        self._weighed: list[tf.Variable] = []  # means over rounds, by what micro-batches count
+        self._of_rounds: list[tf.Variable] = []  # means over rounds, by what micro-batches count
+        self._of_losses: list[tf.Variable] = []  # the same, in which a round counts by its samples
 
     def observed(
         self,
@@ -92,19 +93,24 @@ class JoinedMetrics:
                 of_losses = set(names_of(loss_totals(self._model))) - {u.variable._unique_id for u in per_batch}
                 totals = [updates[v] for v in of_losses & updates.keys()]
                 weigh(totals, tf.math.divide_no_nan(counted, of_samples))
-                self._weighed = [u.variable for u in per_batch + totals]
+                self._of_rounds = [u.variable for u in per_batch]
+                self._of_losses = [u.variable for u in totals]
         return logs
 
     def read(self) -> dict[str, tf.Tensor]:
         """Return the present state, in the graph that is traced, and begin a round of several micro-batches."""
-        self._weighed = []
+        self._of_rounds, self._of_losses = [], []
         return {v._unique_id: v.read_value() for v in [*self.state(), *loss_totals(self._model)]}
 
-    def correct(self, before: Mapping[str, tf.Tensor], factor: tf.Tensor) -> None:
-        """Multiply what a round has added to means over rounds by the factor from its planned weight to its own."""
-        for variable in self._weighed:
+    def correct(self, before: Mapping[str, tf.Tensor], factor: tf.Tensor, samples_done: tf.Tensor) -> None:
+        """Multiply what a round has added to means over rounds by the factor from its planned weight to its own.
+
+        ``samples_done`` is the factor from its planned samples to its own.
+        """
+        for variable in self._of_rounds + self._of_losses:
             if (value := before.get(variable._unique_id)) is not None:
-                variable.assign(value + (variable - value) * tf.cast(factor, value.dtype))
+                by = factor * samples_done if any(variable is each for each in self._of_losses) else factor
+                variable.assign(value + (variable - value) * tf.cast(by, value.dtype))
 
     @property
     def changed(self) -> list[tf.Variable]:

@@ -301,9 +301,10 @@ class RoundCalls:
         )  # fmt: skip
         return np.concatenate([row, [float(self._fit.wants_to_stop)]])
 
-    def agree(self, summed: npt.NDArray[np.float64], *squares: npt.NDArray[np.float64]) -> tuple[float, float]:
+    def agree(self, summed: npt.NDArray[np.float64], *squares: npt.NDArray[np.float64]) -> tuple[float, float, float]:
         """Take the sum; return the factors for the gradients, if they have waited for it, and for the learning rate.
 
+        Also all ranks' samples over those that were planned.
         ``squares``: those of what this rank has sent, and of the sums, if this round's are taken.
         """
         queue = self._fit.queue
@@ -321,7 +322,8 @@ class RoundCalls:
         self.stop_agreed = bool(summed[-1] > 0)
         self._agreed_at = time.perf_counter()
         self.balancer.require_finite()
-        return correction, self.balancer.rate_factor
+        table, plan = self.balancer.finished.table, self.balancer.finished.plan
+        return correction, self.balancer.rate_factor, table.total / plan.total
 
     def refuse(self, broken: npt.NDArray[np.float64]) -> None:
         """Raise before the update, which does not wait for the table: these ranks' gradients are not finite."""

@@ -120,9 +120,10 @@ class GraphRound:
         if self._gathering:  # the sum over micro-batches is corrected once the round's weight is known
             weight = None if self._gathered is None else self._gathered[1]
             return state[_PART] if weight is None else weight / state[_PLANNED], state[_PART]
-        if self._counted is None or self._synchroniser.correction is None:
+        synchroniser = self._synchroniser
+        if self._counted is None or synchroniser.correction is None:
             return state[_PART], state[_PART]
-        return self._counted[0] * self._synchroniser.correction, state[_PART]
+        return self._counted[0] * synchroniser.correction, state[_PART] / synchroniser.samples_done
 
     def receive(self, gradients: list[Any], variables: list[Any], update: Update) -> Any:
         """Take the gradients that the train step hands to the optimizer."""
@@ -212,7 +213,7 @@ class GraphRound:
         reached = [v for v in variables if v is not None]
         reduced = iter(self._synchronised(gradients, reached, state[_SHARE], weighed))
         if weighed and self._synchroniser.correction is not None:
-            self._figures.correct(before, self._synchroniser.correction)
+            self._figures.correct(before, self._synchroniser.correction, self._synchroniser.samples_done)
         if not self._calls.policy.updates_locally:
             update([None if v is None else next(reduced) for v in variables])
         return logs

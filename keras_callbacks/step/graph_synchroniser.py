@@ -36,6 +36,8 @@ class GraphSynchroniser(ABC):
         self._calls = calls
         self.correction: tf.Tensor | None = None
         """The factor from what all ranks were to count to what they did, in the graph that is traced."""
+        self.samples_done: tf.Tensor | None = None
+        """All ranks' samples of the round over those that were planned, in the graph that is traced."""
         self._eagerly = tf.function(self._synchronise, autograph=False, reduce_retracing=True)
 
     def __call__(self, gradients: list[Gradient], share: tf.Tensor, *, weighed: bool = False) -> list[Gradient]:
@@ -106,8 +108,8 @@ class GraphSynchroniser(ABC):
         counted_too = None if counted is None else tf.cast(sums[counted].pop(), tf.float64)
         summed = [*itertools.chain(*sums)]
         # The agreed round is over: a rank's work from then on is its update.
-        answer = calls.ask(calls.agree, 2, table, *squares(sent, summed), after=summed if calls.apart else ())
-        correction = answer[0]
+        answer = calls.ask(calls.agree, 3, table, *squares(sent, summed), after=summed if calls.apart else ())
+        correction, self.samples_done = answer[0], answer[2]
         if adapts:
             calls.rate_factor.assign(answer[1])
         if share is not None and counted_too is not None:
