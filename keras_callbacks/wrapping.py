@@ -27,7 +27,7 @@ from keras_callbacks.step.graph_synchroniser import (
     GraphNeighbourAverage,
     GraphSynchroniser,
 )
-from keras_callbacks.step.weights import Weights
+from keras_callbacks.step.weights import Weights, common_count
 from keras_callbacks.train_function import RoundFunction
 
 
@@ -54,7 +54,9 @@ def wrap(session: FitSession, model: Any) -> None:
     """Wrap the optimizer and the steps, before the train function is made of them."""
     synchroniser = _synchroniser_of(session, model)
     weight_of = None if session.queue is None else session.queue.weight_of
-    weights = Weights(weight_of, logs=session.wire.rank == 0)
+    weights = Weights(
+        weight_of, lambda counts: session.calls.ask(common_count, 1, counts)[0], logs=session.wire.rank == 0
+    )
     graph = GraphRound(
         session.calls, synchroniser, session.local_layers, weights,
         gathers=session.gathers, lacks=session.common_start.lacks,

@@ -10,7 +10,7 @@ A loss that only sums has no D: it is multiplied by X / n_ij, which takes out th
 losses of ``compile``, as regularisation is, counts once either way, since weights add up to 1.
 
 D is asked of the loss itself: the same sum, over ones instead of losses. Of several losses each has its own D, and one
-weight serves them all only if each divides by its samples.
+weight serves them all only if these are equal in every micro-batch; else training is refused.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from keras_callbacks.keras_versions import as_it_is, as_keras_would
@@ -32,12 +34,20 @@ _SUMS = ("sum", "none", None)  # reductions of a loss that divide by nothing
 class Weights:
     """The weights of a training's micro-batches, while its train step is traced.
 
-    ``weight_of`` is the user's function. ``logs``: this rank warns.
+    ``weight_of`` is the user's function; ``common`` returns `common_count` of counts, in the graph. ``logs``: this rank
+    warns.
     """
 
-    def __init__(self, weight_of: Callable[..., Any] | None = None, *, logs: bool = False) -> None:
+    def __init__(
+        self,
+        weight_of: Callable[..., Any] | None = None,
+        common: Callable[[tf.Tensor], tf.Tensor] | None = None,
+        *,
+        logs: bool = False,
+    ) -> None:
         self._weight_of = weight_of
-        self._unsaid = {_APART, _OWN_CALL} if logs else set()
+        self._common = common
+        self._unsaid = {_INSIDE, _OWN_CALL} if logs else set()
         self._share: tf.Tensor | None = None  # by samples; None outside of a round
         self._given: tf.Tensor | None = None
         self._counts: list[tf.Tensor | None] = []  # of each loss, what it divides by; None: as many as samples, or 1
@@ -59,10 +69,12 @@ class Weights:
         weight = self._given
         if weight is None and found:
             inside = not tf.executing_eagerly() and found[0].graph is not tf.compat.v1.get_default_graph()
-            if len(self._counts) > 1 or inside:
-                self._warn(_APART)
+            if inside:
+                self._warn(_INSIDE)
                 return None
-            weight = found[0]
+            if len(found) < len(self._counts):
+                raise ValueError(_APART)
+            weight = found[0] if len(found) == 1 or self._common is None else self._common(tf.stack(found))
         # A stand-in counts for nothing, whatever its batch holds.
         return weight if weight is None else tf.math.multiply_no_nan(tf.stop_gradient(weight), tf.sign(self._share))
 
@@ -129,6 +141,13 @@ class _CountedLoss:
         return self._count(value, plain.reduction in _SUMS, divisor)
 
 
+def common_count(counts: npt.NDArray[np.float64]) -> float:
+    """Return what all losses divide by; refuse losses that divide by different counts."""
+    if not np.allclose(counts, counts[0], rtol=1e-6, atol=0.0):
+        raise ValueError(_APART)
+    return float(counts[0])
+
+
 def _like(loss: Any, call: Callable[..., Any], **attributes: Any) -> Any:
     """Return a copy of the loss with another ``call``. Not by ``copy``, for which Keras 3 would save it to a file."""
     other = object.__new__(type(loss))
@@ -137,9 +156,15 @@ def _like(loss: Any, call: Callable[..., Any], **attributes: Any) -> Any:
 
 
 _APART = (
-    "several losses are compiled, or one in a tf.function of train_step's own, and some divide by what masks leave of "
-    "their elements, or by sample weights. Gradients are weighted by samples, so the result depends on the split. Give "
-    "resize_batches(…, weight_of=…) if all divide by the same, or losses of reduction='sum'"
+    "several losses divide by different counts, since masks or sample weights differ, and "
+    "one weight cannot serve them all, so the result would depend on the split. Write them as losses of "
+    "reduction='sum', with loss_weights of 1 / (a typical count), or give resize_batches(…, weight_of=…) what all of "
+    "them divide by"
+)
+_INSIDE = (
+    "a loss in a tf.function of train_step's own divides by what masks leave of its elements, or by sample weights. "
+    "Gradients are weighted by samples, so the result depends on the split. Give resize_batches(…, weight_of=…), or "
+    "losses of reduction='sum'"
 )
 _OWN_CALL = (
     "loss %s overrides __call__, so what it divides by is not known, and gradients are weighted by samples. If it sums "

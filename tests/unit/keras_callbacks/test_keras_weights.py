@@ -162,17 +162,12 @@ def test_losses_are_as_keras_has_them_in_evaluation_and_after_release(loss):
         np.testing.assert_allclose(mine, theirs, rtol=1e-6)
 
 
-def test_several_outputs_with_masks_are_warned_of_once(caplog):
-    with caplog.at_level(logging.WARNING):
-        fit(network(2), data=(X, (Y, Y)), epochs=2)
-    (warning,) = [record.message for record in caplog.records if "several losses" in record.message]
-    assert re.search(r"weighted by samples.*weight_of", warning)
-
-
-def test_weight_of_speaks_for_several_outputs(caplog):
-    with caplog.at_level(logging.WARNING):
-        fit(network(2), data=(X, (Y, Y)), weight_of=lambda x, y: tf.math.count_nonzero(x))
-    assert not [record for record in caplog.records if "several losses" in record.message]
+@pytest.mark.parametrize("policy", ["bsp", BSP(max_micro_batch=2)], ids=["one", "several"])
+def test_masks_of_several_outputs_that_are_found_to_differ_are_refused(policy):
+    losses = [keras.losses.MeanSquaredError(reduction="mean_with_sample_weight") for _ in "ab"]
+    weights = np.ones(X.shape), np.arange(X.size).reshape(X.shape)
+    with pytest.raises(ValueError, match=r"several losses divide by different counts, since masks.*weight_of"):
+        fit(network(2, loss=losses), data=(X, (Y, Y), weights), policy=policy)
 
 
 class OwnCall(keras.losses.MeanSquaredError):
