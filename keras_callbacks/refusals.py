@@ -95,15 +95,11 @@ def _is_another(value: Any, *known: Any) -> bool:
     return any(hasattr(type(v), "apply_gradients") and all(v is not one for one in known) for v in values)
 
 
-def layers_that_wait(model: Any) -> list[str]:
-    """Return the names of the layers in which ranks wait for one another."""
-    return [layer.name for layer in model._flatten_layers() if isinstance(layer, hvd.SyncBatchNormalization)]
-
-
-def check_layers(model: Any, policy: str) -> None:
+def check_layers(model: Any, policy: str, *, gathers: bool = False) -> None:
     """Refuse layers in which ranks wait for one another, unless all do the same anyway.
 
-    Their waiting is inside the graph, and looks like computing: all ranks would seem equally fast.
+    Their waiting is inside the graph, and looks like computing: all ranks would seem equally fast. ``gathers``: a round
+    may have several micro-batches, and other numbers of them on other ranks, which would wait forever.
     """
     norms = [v for v in model._flatten_layers() if isinstance(v, tf.keras.layers.BatchNormalization) and v.trainable]
     if alone := [layer.name for layer in norms if getattr(layer, "synchronized", False)]:
@@ -112,9 +108,14 @@ def check_layers(model: Any, policy: str) -> None:
             "tf.distribute strategy, and not over Horovod's ranks. Use a normalisation that needs no other rank, such "
             "as GroupNormalization, or leave synchronized out: each rank then normalises by its own samples"
         )
-    if policy == "bsp":
-        return
-    if waiting := layers_that_wait(model):
+    waiting = [layer.name for layer in model._flatten_layers() if isinstance(layer, hvd.SyncBatchNormalization)]
+    if waiting and gathers and policy == "bsp":
+        raise ValueError(
+            "max_micro_batch and max_micro_batch_cost do not go with Horovod's SyncBatchNormalization, here "
+            f"{', '.join(waiting)}: ranks do unequal numbers of micro-batches, and would wait in it forever. Leave the "
+            "limit out, or use a normalisation that needs no other rank, such as GroupNormalization"
+        )
+    if waiting and policy != "bsp":
         raise ValueError(
             f"policy {policy!r} does not go with Horovod's SyncBatchNormalization, here {', '.join(waiting)}: it "
             "weighs ranks alike whatever they hold, and waits for the slowest, so that all seem equally slow; use "

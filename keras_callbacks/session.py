@@ -12,7 +12,7 @@ from hvd_hetero.session import Session
 from keras_callbacks.keras_versions import build_optimizer, rate_times
 from keras_callbacks.metrics.of_all_ranks import Evaluation
 from keras_callbacks.pipeline.queue import RoundQueue
-from keras_callbacks.refusals import check_layers, check_local, check_rate, layers_that_wait
+from keras_callbacks.refusals import check_layers, check_local, check_rate
 from keras_callbacks.start import CommonStart
 from keras_callbacks.step.calls import SHARE, RoundCalls
 from keras_callbacks.step.device import Device
@@ -60,7 +60,6 @@ class FitSession:
         # Ranks on CPUs do as those with a device: all send the same in the same order.
         devices = int(wire.sum(int(device is not None), f"{core.prefix}.devices")) if core.goes_by_time else 0
         self.calls = RoundCalls(core, self, device, apart=devices > 0)
-        self._repeats = self.calls.repeats
         self.common_start = CommonStart(wire, core.prefix, local_layers)
         self.queue: RoundQueue | None = None
         """Where batches come from: the latest ``resize_batches``, or the data which fit iterates over."""
@@ -100,11 +99,10 @@ class FitSession:
     def start(self, model: Any, optimizer: Any) -> None:
         """Give all ranks rank 0's weights and optimizer state; rounds of this optimizer follow."""
         self.trains_here()
-        check_layers(model, self.policy.name)
+        check_layers(model, self.policy.name, gathers=self.gathers)
         check_local(optimizer, self.local_layers)
         if self.balancer.goodput is not None:
             check_rate(optimizer)
-        self.calls.repeats = self._repeats and not layers_that_wait(model)  # there, no rank may do more than the others
         weights = self.common_start.give(model, optimizer)
         together = self.mixing is None and not self.policy.updates_locally
         self.calls.start(optimizer, [v for v in weights if v.trainable and v.shape.num_elements()] if together else [])

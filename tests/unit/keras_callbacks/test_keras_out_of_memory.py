@@ -283,18 +283,3 @@ def test_without_a_device_nothing_is_kept_for_another_attempt(monkeypatch):
     monkeypatch.setattr(load_balance, "device_here", lambda policy, timed: None)
     assert not LoadBalance(BSP(max_micro_batch=4), global_batch=BATCH)._session.calls.repeats
     assert LoadBalance(LBBSP(device="gpu"), global_batch=BATCH)._session.calls.repeats
-
-
-def test_a_round_in_whose_layers_ranks_wait_for_each_other_is_not_done_again(monkeypatch):
-    """The others would take its micro-batches for later ones."""
-    balance = LoadBalance(BSP(max_micro_batch=4), global_batch=BATCH)
-    model = network()
-    assert balance._session.calls.repeats
-    balance.start(model, model.optimizer)
-    assert balance._session.calls.repeats
-    with monkeypatch.context() as patch:
-        patch.setattr(hvd, "SyncBatchNormalization", keras.layers.Dense)
-        balance.start(model, model.optimizer)
-        assert not balance._session.calls.repeats
-    balance.start(model, model.optimizer)
-    assert balance._session.calls.repeats, "another model, without such layers, follows"

@@ -228,6 +228,8 @@ def test_horovods_synchronised_batch_norm_is_refused_where_ranks_are_to_differ()
 
     with pytest.raises(ValueError, match=r"'lb-bsp'.*SyncBatchNormalization.*norm: .*'bsp'"):
         fit(model(), "lb-bsp")
+    with pytest.raises(ValueError, match=r"max_micro_batch.*SyncBatchNormalization.*norm: ranks do unequal numbers"):
+        fit(model(), BSP(max_micro_batch=2))
     with pytest.raises(ValueError, match=r"'lb-bsp'.*SyncBatchNormalization.*norm"):
         LoadBalance("lb-bsp", global_batch=4).start(model(), keras.optimizers.SGD())  # for a loop of one's own
     assert fit(model(), "bsp")[1].rounds == 2
