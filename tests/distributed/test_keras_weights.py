@@ -11,9 +11,9 @@ WEIGHED = ["weight_of", "weight_of, micro-batches"]  # whose loss is NaN where a
 OUTPUTS = ["weight_of, outputs", "weight_of, outputs, micro-batches"]
 COUNTED = ["masks", "ignored class", "sample weights and masks"]
 PLAIN = ["sample weights", "class weights", "sum", "sum, micro-batches", "sum and mean"]
-BY_COST = ["cost_of", "cost_of, micro-batches", "cost_of a stream", "cost_of a sequence", "cost_of, static"]
+BY_COST = ["cost_of", "cost_of, micro-batches", "cost_of a stream", "cost_of a sequence"]
 MASKED = ["masks, micro-batches", "masks, eagerly"]
-CASES = [*WEIGHED, *OUTPUTS, *COUNTED, *MASKED, "mean with sample weight", *PLAIN, *BY_COST]
+CASES = [*WEIGHED, *OUTPUTS, *COUNTED, *MASKED, *PLAIN, *BY_COST]
 # What depends on how its losses reduce, and on its own step.
 OF_TF_KERAS = [*WEIGHED, *OUTPUTS, *COUNTED, *MASKED, *PLAIN, "cost_of, micro-batches"]
 ADAPTING = ["adascale", "square-root, micro-batches", "adascale, a loop"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
-from keras_fits import FEATURES, SAMPLES, UNEQUAL, against_one_process, data, network, spread, trained
+from keras_fits import FEATURES, UNEQUAL, against_one_process, data, network, spread, trained
 from told_speeds import supersteps
 
 from hvd_hetero.policies import StaticAllocation
@@ -74,14 +74,6 @@ def ema_class_weights_and_an_update_of_ones_own() -> dict:
         lambda: Clips(0.1, global_clipnorm=0.04, **ema), compiled={"loss": "mse"}, arrays=(x, labels),
         class_weight={0: 0.3, 1: 2.0},
     )  # fmt: skip
-
-
-def a_schedule_sample_weights_and_two_outputs() -> dict:
-    weights = np.random.default_rng(3).uniform(0.2, 2.0, SAMPLES).astype("float32")
-    schedule = keras.optimizers.schedules.ExponentialDecay(0.2, 3, 0.5)
-    return against_one_process(
-        lambda: keras.optimizers.SGD(schedule, clipvalue=0.01), compiled={"loss": "mse"}, arrays=(*data(2), weights)
-    )
 
 
 def local_updates_follow_a_schedule() -> dict:

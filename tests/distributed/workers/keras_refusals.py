@@ -10,7 +10,6 @@ import numpy as np
 import tensorflow as tf
 from keras_fits import BATCH, FEATURES, UNEQUAL, data, network, spread, trained
 
-from hvd_hetero.policies import NonBlocking
 from keras_callbacks import LearningRateSchedule, LearningRateWarmup, LoadBalance, resize_batches
 
 keras = tf.keras
@@ -253,13 +252,7 @@ def what_cannot_work() -> dict:
             "lists": lambda: resize_batches(([[1.0]], [[2.0]]), balance),
             "lengths": lambda: resize_batches((x, y[:-1]), balance),
             "balance": lambda: resize_batches((x, y), 32),
-            "prefetch of a dataset": lambda: resize_batches(
-                tf.data.Dataset.from_tensor_slices(x), LoadBalance(global_batch=BATCH), prefetch=1
-            ),
             "prefetch": lambda: resize_batches((x, y), balance, prefetch=-1),
-            "prefetch of what is not known": lambda: resize_batches(
-                (x, y), LoadBalance(NonBlocking(2), global_batch=BATCH), prefetch=1
-            ),
             "shuffled batches": lambda: resize_batches((x, y), balance).shuffle(3),
             "batched again": lambda: resize_batches((x, y), balance).batch(3),
             "warm-up": lambda: LearningRateWarmup(0.1, warmup_epochs=0),

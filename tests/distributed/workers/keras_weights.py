@@ -18,7 +18,6 @@ from keras_fits import Start, on_rank_0, spread
 from keras_goodput import ADAPTING
 from pool import serve
 
-from hvd_hetero.policies import StaticAllocation
 from keras_callbacks import LoadBalance, resize_batches, weighted_gradients
 
 keras = tf.keras
@@ -243,9 +242,8 @@ def by_cost(**resized: Any) -> dict[str, Any]:
         return keras.Sequential([keras.layers.Input((None,), dtype="int64"), *seen, *made[-1].layers])
 
     data = resized.pop("data", None)
-    policy = resized.pop("policy", ByCost(1))
     options = {"weight_of": words, "cost_of": lengths(), **resized}
-    outcome = case(of_weight(), texts(), make, policy=policy, resized=options, data=data)
+    outcome = case(of_weight(), texts(), make, policy=ByCost(1), resized=options, data=data)
     return outcome | {"largest": int(max(number * longest for number, longest in sizes)), "batches": len(sizes)}
 
 
@@ -275,9 +273,6 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
         lambda: {"loss": Cross(from_logits=True), "weighted_metrics": ["sparse_categorical_accuracy"]},
         with_weights(), lambda: tagger(masked=True),
     ),
-    "mean with sample weight": lambda: case(
-        lambda: {"loss": Cross(from_logits=True, reduction="mean_with_sample_weight")}, with_weights()
-    ),
     "class weights": lambda: case(
         lambda: {"loss": "binary_crossentropy", "metrics": ["accuracy"]}, of_classes(), classifier,
         resized={"weight_of": lambda x, y: tf.shape(y)[0]}, class_weight={0: 1.0, 1: 5.0},
@@ -295,9 +290,6 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "cost_of, micro-batches": lambda: by_cost(max_micro_batch_cost=2 * LONGEST),
     "cost_of a stream": lambda: by_cost(data=stream(), cost_of=lambda x, y: tf.size(x), padding_values=(0, -1)),
     "cost_of a sequence": lambda: by_cost(data=Batches(), cost_of=lambda x, y: tf.math.count_nonzero(x)),
-    "cost_of, static": lambda: by_cost(
-        policy=StaticAllocation([2, 1][: hvd.size()]), cost_of=lambda index: lengths()[index]
-    ),
     **ADAPTING,
 }  # fmt: skip
 

@@ -93,16 +93,6 @@ def test_an_optimizer_whose_rate_cannot_follow_the_batch_is_refused(optimizer, m
         model.fit(resize_batches((X, Y), balance), verbose=0, callbacks=[balance])
 
 
-def test_updates_of_several_rounds_do_not_follow_the_batch():
-    try:
-        optimizer = keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
-    except (TypeError, ValueError):
-        pytest.skip("this Keras has no gradient_accumulation_steps")
-    model = network()
-    with pytest.raises(ValueError, match=r"gradient_accumulation_steps.*max_micro_batch"):
-        LoadBalance("bsp", global_batch=Goodput(start=4, least=2, most=8)).start(model, optimizer)
-
-
 def test_a_loop_with_a_batch_that_stays_gets_the_optimizer_back_at_its_own_rate():
     model, optimizer = network(), keras.optimizers.SGD(0.1)
     before = LoadBalance("bsp", global_batch=Goodput(start=4, least=2, most=8))
