@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hvd_hetero.watchdog.patience import Patience
@@ -43,66 +43,56 @@ def judge(
     Ranks in different collectives cannot go on if *all* of them wait, because a rank at work may still come. All must
     have waited for some time, or they may have just met.
     """
-    unheard = [rank for rank, seconds in silent.items() if seconds != seconds]
     lost = {rank: seconds for rank, seconds in silent.items() if seconds == seconds}
     busy = [other for other in others if not other.waits]
+    alike = [other for other in others if other.waits and other.stage == mine.stage]
     apart = [other for other in others if other.waits and other.stage != mine.stage]
-    waited = f"rank {mine.rank} has waited for {mine.for_s:.0f} s in round {mine.round}, at {mine.where}, "
-    # Ranks at the same stage see the same, so only the first of them speaks.
-    speaks = not any(other.rank < mine.rank for other in others if other.waits and other.stage == mine.stage)
+    limit, waited_s = "silent", mine.for_s
     if lost:
-        ends = max(lost.values()) >= patience.silent
-        named = _named([_at(rank, hosts) for rank in lost])
-        text = f"{waited}for {named}, which {_does(lost)} not answer: stopped, or its machine is gone, overloaded "
-        text += "or cut off."
-        later = _later(ends, patience.silent, "silent")
-        if not ends and gives_up_s < patience.silent:
-            later = f"Collectives fail after {gives_up_s:g} s of it."
-        return Judgement(f"{text} {later}", ends, speaks or ends, silence=True)
-    if busy:
-        ends = mine.for_s >= patience.busy
-        named = _named([f"rank {other.rank}, which is at {other.where}" for other in busy])
-        text = f"{waited}for {named}, at work as far as its stack shows. If it waits for others: {way_out}."
-        return Judgement(f"{text} {_later(ends, patience.busy, 'busy')}", ends, speaks or ends)
-    if unheard:
-        named = _named([_at(rank, hosts) for rank in unheard])
-        text = f"{waited}and {named} never answered: the network may keep UDP packets from it. "
-        return Judgement(text + "Look at its stack (py-spy dump --pid …).", False, speaks)
-    if apart:
+        waited_s = max(lost.values())
+        named = _named(f"{_at(rank, hosts)}, which does not answer" for rank in lost)
+        why = f"for {named}: stopped, or its machine is gone, overloaded or cut off."
+    elif busy:
+        limit = "busy"
+        named = _named(f"rank {other.rank}, which is at {other.where}" for other in busy)
+        why = f"for {named}, at work as far as its stack shows. If it waits for others: {way_out}."
+    elif silent:
+        named = _named(_at(rank, hosts) for rank in silent)
+        why = f"and {named} never answered: the network may keep UDP packets from it. "
+        limit, why = "", why + "Look at its stack (py-spy dump --pid …)."
+    elif apart:
+        limit = "deadlock"
         # Each must have been there for as long as it takes from the warning to the end.
-        ends = mine.for_s >= patience.deadlock and all(
-            other.for_s >= min(patience.deadlock - patience.warn, patience.deadlock / 2) for other in apart
-        )
-        named = _named([f"rank {other.rank} in round {other.round}, at {other.where}" for other in apart])
-        text = f"{waited}for {named}, and all ranks wait, in different collectives. {way_out}."
-        return Judgement(f"{text} {_later(ends, patience.deadlock, 'deadlock')}", ends, speaks or ends)
-    ends = mine.for_s >= patience.silent
-    where = {other.where: other for other in others}
-    if set(where) == {mine.where}:
-        text = f"{waited}where all ranks are, and the collective does not end: the network may be slow, or broken."
+        if any(other.for_s < min(patience.deadlock - patience.warn, patience.deadlock / 2) for other in apart):
+            waited_s = 0.0
+        named = _named(f"rank {other.rank} in round {other.round}, at {other.where}" for other in apart)
+        why = f"for {named}, and all ranks wait, in different collectives. {way_out}."
+    elif elsewhere := {other.where: other for other in others if other.where != mine.where}:
+        named = _named(f"rank {other.rank}, at {other.where}" for other in elsewhere.values())
+        why = f"for {named}, and all ranks wait. If these are different collectives: {way_out}."
     else:
-        where.pop(mine.where, None)
-        named = _named([f"rank {other.rank}, at {other.where}" for other in where.values()])
-        text = f"{waited}for {named}, and all ranks wait. If these are different collectives: {way_out}."
-    return Judgement(f"{text} {_later(ends, patience.silent, 'silent')}", ends, speaks or ends)
+        why = "where all ranks are, and the collective does not end: the network may be slow, or broken."
+    ends_s = getattr(patience, limit, math.inf)
+    ends = waited_s >= ends_s
+    if ends:
+        then = f" The job ends (Patience({limit}={ends_s:g}))."
+    elif lost and gives_up_s < ends_s:
+        then = f" Collectives fail after {gives_up_s:g} s of it."
+    elif ends_s == math.inf:
+        then = " The job goes on when it comes." if limit else ""
+    else:
+        then = f" The job ends after {ends_s:g} s of it (Patience({limit}=…))."
+    text = f"rank {mine.rank} has waited for {mine.for_s:.0f} s in round {mine.round}, at {mine.where}, {why}{then}"
+    # Ranks at the same stage see the same, so only the first of them speaks.
+    first = all(mine.rank < other.rank for other in alike)
+    return Judgement(text, ends, first or ends, silence=bool(lost))
 
 
 def _at(rank: int, hosts: Sequence[str]) -> str:
     return f"rank {rank} on {hosts[rank]}" if len(set(hosts)) > 1 else f"rank {rank}"
 
 
-def _named(texts: Sequence[str]) -> str:
+def _named(ranks: Iterable[str]) -> str:
+    texts = list(ranks)
     more = f" and {len(texts) - _NAMED} more ranks" if len(texts) > _NAMED else ""
     return "; ".join(texts[:_NAMED]) + more
-
-
-def _does(ranks: Mapping[int, float]) -> str:
-    return "does" if len(ranks) == 1 else "do"
-
-
-def _later(ends: bool, seconds: float, name: str) -> str:
-    if ends:
-        return f"The job ends (Patience({name}={seconds:g}))."
-    if seconds == float("inf"):
-        return "The job goes on when it comes."
-    return f"The job ends after {seconds:g} s of it (Patience({name}=…))."

@@ -17,8 +17,8 @@ def horovod_gives_up_s() -> float:
     if _GLOO not in os.environ:
         return math.inf
     try:
-        return float(os.environ.get(_GLOO_TIMEOUT, ""))
-    except ValueError:
+        return float(os.environ[_GLOO_TIMEOUT])
+    except (KeyError, ValueError):
         return _GLOO_TIMEOUT_S
 
 
@@ -64,16 +64,11 @@ class Patience:
         text = os.environ.get(VARIABLE, "").strip()
         if text == "off":
             return cls.off()
-        settings: dict[str, float] = {}
-        for part in filter(None, text.split(",")):
-            name, _, seconds = part.partition("=")
-            try:
-                settings[name.strip()] = float(seconds)
-            except ValueError:
-                settings[name.strip()] = math.nan
-        names = [field.name for field in fields(cls)]
-        if any(name not in names or math.isnan(seconds) for name, seconds in settings.items()):
+        try:
+            settings = (part.split("=") for part in filter(None, text.split(",")))
+            return cls(**{name.strip(): float(seconds) for name, seconds in settings})
+        except (TypeError, ValueError) as error:
+            names = ", ".join(field.name for field in fields(cls))
             raise ValueError(
-                f"{VARIABLE} must name seconds of {', '.join(names)}, or be off; got {text!r}; write warn=10,busy=60"
-            )
-        return cls(**settings)
+                f"{VARIABLE} must name positive seconds of {names}, or be off; got {text!r}; write warn=10,busy=60"
+            ) from error

@@ -8,7 +8,6 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
 from types import FrameType
 from typing import NamedTuple
 
@@ -21,8 +20,7 @@ _LONGEST = 200  # characters of a line of a program, so that an answer fits one 
 _one_at_a_time = threading.Lock()
 
 
-@dataclass(frozen=True, slots=True)
-class Whereabouts:
+class Whereabouts(NamedTuple):
     """One rank's answer to where it is."""
 
     rank: int
@@ -39,7 +37,7 @@ class Whereabouts:
 
     def encode(self) -> bytes:
         """Return it as one short packet."""
-        return json.dumps({**asdict(self), "where": self.where[:_LONGEST]}).encode()
+        return json.dumps(self._replace(where=self.where[:_LONGEST])).encode()
 
     @classmethod
     def decode(cls, packet: bytes) -> Whereabouts | None:
@@ -48,11 +46,8 @@ class Whereabouts:
             values = json.loads(packet)
         except ValueError:
             return None
-        kinds = {"rank": int, "round": int, "stage": str, "waits": bool, "where": str, "for_s": float}
-        assert set(kinds) == {field.name for field in fields(cls)}
-        if not isinstance(values, dict) or {name: type(value) for name, value in values.items()} != kinds:
-            return None
-        return cls(**values)
+        alike = isinstance(values, list) and [type(value) for value in values] == [int, int, str, bool, str, float]
+        return cls(*values) if alike else None
 
 
 class Position(NamedTuple):
@@ -78,31 +73,25 @@ def locate(thread: int, waits_in: Sequence[str]) -> Position:
     innermost = outermost = package = None
     try:
         while frame is not None:
-            module = str(frame.f_globals.get("__name__", ""))
-            if module.startswith(tuple(waits_in)) and _RUNS_PROGRAMS.isdisjoint(module.split(".")):
-                waits = True
-            if not _is_library(module, frame.f_code.co_filename):
+            module, name = str(frame.f_globals.get("__name__", "")), frame.f_code.co_name
+            root, *parts = module.split(".")
+            waits |= module.startswith(tuple(waits_in)) and _RUNS_PROGRAMS.isdisjoint(parts)
+            if not _is_library(root, frame.f_code.co_filename):
                 return Position(waits, outermost in _COLLECTIVES.values(), f"{call}{_line(frame)}")
-            if package is None and module.partition(".")[0] not in _LIBRARIES:
+            if package is None and root not in _LIBRARIES:
                 package = f"{call}{_line(frame)}"
-            innermost = innermost or f"{module}.{frame.f_code.co_name}()"
+            innermost = innermost or f"{module}.{name}()"
             # The last one that remains is what the user's program called.
-            name, outermost = frame.f_code.co_name, _known(module)
+            ours = root if root in _OURS else None
+            outermost = next(
+                (short for long, short in _COLLECTIVES.items() if f"{module}.".startswith(f"{long}.")), ours
+            )
             if outermost and not name.startswith("_") and module != _WRAPS:
                 call = f"{outermost}.{name}() at "
             frame = frame.f_back
     finally:
         del frame  # a kept frame would keep its variables alive
     return Position(waits, False, package or innermost or "no line of Python")
-
-
-def _known(module: str) -> str | None:
-    """Return the name by which users know a module's package, if it is ours or has collectives."""
-    for package, name in _COLLECTIVES.items():
-        if module == package or module.startswith(f"{package}."):
-            return name
-    root = module.partition(".")[0]
-    return root if root in _OURS else None
 
 
 def _frame_of(thread: int) -> FrameType | None:
@@ -131,8 +120,6 @@ def _line(frame: FrameType) -> str:
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}{inside}"
 
 
-def _is_library(module: str, file: str) -> bool:
-    root = module.partition(".")[0]
-    if root == "__main__":
-        return False
-    return root in _LIBRARIES or f"{os.sep}site-packages{os.sep}" in file or file.startswith("<")
+def _is_library(root: str, file: str) -> bool:
+    installed = root in _LIBRARIES or f"{os.sep}site-packages{os.sep}" in file or file.startswith("<")
+    return installed and root != "__main__"

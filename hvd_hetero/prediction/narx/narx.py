@@ -36,21 +36,20 @@ fifth. The shipped parameters come from ``benchmarks/train_narx.py`` and recorde
 from __future__ import annotations
 
 import functools
-import logging
+import json
 import math
 import os
 import time
 from collections import deque
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from importlib import resources
+from typing import Any, ClassVar, cast
 
 import numpy as np
 
 from hvd_hetero.prediction.base import Predictor
-from hvd_hetero.prediction.narx import neural_network, training
-from hvd_hetero.prediction.narx.warm import NAME, VERSION, checked, start_of
-
-log = logging.getLogger(__name__)
+from hvd_hetero.prediction.narx import neural_network
+from hvd_hetero.prediction.narx.training import Parameters, Trainer
 
 _SMALLEST_DRIVER = 0.01  # a driver of 0 has no logarithm; below 1 % differences mean nothing
 _RATE = 0.05  # of the running means
@@ -58,6 +57,34 @@ _ALPHA = 0.2  # of the EMA that stands in, as in lb-bsp section 5.4
 # ρ of neural_network, arbitrary. Warm: recorded noise let weaker pulls make good parameters worse.
 _PULL_WARM, _PULL_SCRATCH = 100.0, 0.01
 _ROW = neural_network.INPUTS + 2  # inputs, target, and what EMA would have said
+
+
+@functools.cache
+def shipped() -> Mapping[str, Any]:
+    """Return the parameters that come with the package, and what they were trained on."""
+    text = resources.files("hvd_hetero.prediction.narx").joinpath("warm.json").read_text(encoding="utf-8")
+    return cast(Mapping[str, Any], json.loads(text))
+
+
+class _Logarithms:
+    """The latest logarithms of a series, newest first, and their running mean."""
+
+    def __init__(self, length: int) -> None:
+        self.latest = deque[float](maxlen=length)
+        self.mean = 0.0
+        self.count = 0
+
+    def add(self, logarithm: float) -> None:
+        """Take in the logarithm of a round."""
+        self.count += 1
+        self.latest.appendleft(logarithm)
+        self.mean += (logarithm - self.mean) * max(1.0 / self.count, _RATE)
+
+    def load(self, latest: Any, mean: Any, count: Any) -> None:
+        """Load what a predictor has saved."""
+        self.latest.clear()
+        self.latest.extend(map(float, latest))
+        self.mean, self.count = float(mean), int(count)
 
 
 class NARX(Predictor):
@@ -68,8 +95,8 @@ class NARX(Predictor):
     to the last bit, for tests and simulations.
     """
 
-    name = NAME
-    version: ClassVar[int] = VERSION
+    name = "narx"
+    version: ClassVar[int] = 2
     uses_drivers = True
 
     def __init__(
@@ -94,22 +121,32 @@ class NARX(Predictor):
         ):
             if value < least:
                 raise ValueError(f"{option}: must be at least {least} rounds, got {value!r}")
-        self._parameters = start_of(warm_start)
+        self._parameters = self._start_of(warm_start)
         self._start = self._parameters or neural_network.start(seed)
         self._pull = _PULL_SCRATCH if self._parameters is None else _PULL_WARM
         self._window, self._rounds_when_warm = window, rounds_when_warm
-        self._retrain_every, self._background = retrain_every, background
+        self._retrain_every, self._trainer = retrain_every, Trainer(background)
         # Ranks of one machine begin at different rounds, so that their trainings rarely fall together.
         offset = os.getpid() % retrain_every if background else 0
         self._train_at = (rounds_from_scratch if self._parameters is None else max(20, retrain_every)) + offset
         self._rows: deque[tuple[float, ...]] = deque(maxlen=window)
-        self._log_v = deque[float](maxlen=2)  # newest first
-        self._log_c = math.nan  # as last known
-        self._mean_v = self._mean_c = 0.0
-        self._known_c = 0
+        self._speeds, self._cpus = _Logarithms(2), _Logarithms(1)
         self._ema = 0.0
-        self._trainer, self._warned = 0, False  # process whose training is under way; 0: none
-        self._results: deque[tuple[float, ...] | None] = deque()  # filled by the trainer: None: keep the parameters
+
+    @classmethod
+    def _start_of(cls, warm_start: str | Mapping[str, Any] | None) -> Parameters | None:
+        """Return the parameters to begin with; None from scratch."""
+        if warm_start is None:
+            return None
+        state = shipped() if warm_start == "shipped" else warm_start
+        if isinstance(state, str):
+            raise ValueError(f'warm_start: must be "shipped", None or a state of NARX, got {state!r}')
+        if (named := (state.get("predictor"), state.get("version"))) != (cls.name, cls.version):
+            raise ValueError(
+                f"warm_start: must be the state of a narx predictor, version {cls.version}, got {named}; give what "
+                "state_dict() of one has returned"
+            )
+        return _checked(state["parameters"])
 
     @property
     def trained(self) -> bool:
@@ -122,60 +159,42 @@ class NARX(Predictor):
         return list(self._rows)
 
     def _observe(self, speed: float, cpu: float, memory: float) -> None:
-        log_v, log_c = math.log(speed), _log_driver(cpu, self._log_c)
-        if len(self._log_v) == 2:
-            inputs = self._inputs(log_c)
-            if inputs is not None:
-                self._rows.append((*inputs, log_v - self._mean_v, math.log(self._ema) - self._mean_v))
+        log_v, log_c = math.log(speed), self._log_cpu(cpu)
+        if (inputs := self._inputs(log_c)) is not None:
+            mean = self._speeds.mean
+            self._rows.append((*inputs, log_v - mean, math.log(self._ema) - mean))
         self._ema = speed if self.rounds == 0 else self._ema + _ALPHA * (speed - self._ema)
-        self._log_v.appendleft(log_v)
-        self._mean_v += (log_v - self._mean_v) * max(1.0 / (self.rounds + 1), _RATE)
+        self._speeds.add(log_v)
         if not math.isnan(log_c):
-            self._known_c, self._log_c = self._known_c + 1, log_c
-            self._mean_c += (log_c - self._mean_c) * max(1.0 / self._known_c, _RATE)
+            self._cpus.add(log_c)
         self._learn()
 
     def _forecast(self, cpu: float, memory: float) -> float:
-        inputs = self._inputs(_log_driver(cpu, self._log_c)) if self.trained else None
+        inputs = self._inputs(self._log_cpu(cpu)) if self.trained else None
         if inputs is None or self._parameters is None:
             return self._ema
-        return math.exp(self._mean_v + neural_network.forward(self._parameters, inputs))
+        return math.exp(self._speeds.mean + neural_network.forward(self._parameters, inputs))
+
+    def _log_cpu(self, cpu: float) -> float:
+        """Return the logarithm of a round's CPU, the last known one if it is not known, NaN if it never was."""
+        if not math.isnan(cpu):
+            return math.log(max(cpu, _SMALLEST_DRIVER))
+        return self._cpus.latest[0] if self._cpus.count else math.nan
 
     def _inputs(self, log_c: float) -> tuple[float, ...] | None:
         """Return ``u`` for a round with this CPU; None if the CPU was never known, or after fewer than two speeds."""
-        if len(self._log_v) < 2 or math.isnan(self._log_c):
+        speeds, cpus = self._speeds, self._cpus
+        if len(speeds.latest) < 2 or not cpus.count:
             return None
-        v1, v2 = self._log_v
-        return (v1 - self._mean_v, v2 - self._mean_v, log_c - self._mean_c, self._log_c - self._mean_c)
+        return (*(v - speeds.mean for v in speeds.latest), log_c - cpus.mean, cpus.latest[0] - cpus.mean)
 
     def _learn(self) -> None:
-        if self._results:
-            found = self._results.popleft()
-            self._trainer = 0
-            if found is not None:
-                self._parameters = found
-        if self.rounds + 1 < self._train_at or self._trainer == os.getpid() or len(self._rows) < 20:
+        self._parameters = self._trainer.result() or self._parameters
+        if self.rounds + 1 < self._train_at or self._trainer.busy or len(self._rows) < 20:
             return
-        # Another process than this one: forked during a training, whose thread did not come along.
-        self._trainer, self._train_at = os.getpid(), self.rounds + 1 + self._retrain_every
-        rows, current, results = list(self._rows), self._parameters, self._results
-        job = functools.partial(_train, rows, current, self._start, self._pull, results)
-        if self._background:
-            try:
-                training.submit(job)
-            except RuntimeError as error:  # no thread is available, or the interpreter is ending
-                # The job may be in the queue all the same: should it ever run, its result is not used.
-                self._trainer, self._results = 0, deque()
-                if not self._warned:
-                    log.warning("NARX keeps its parameters, a training could not be started: %r", error)
-                self._warned = True
-        else:
-            job()
-            self._learn()  # picks the result up at once
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the state for copies and pickles: a training under way reports to the original only."""
-        return {**self.__dict__, "_trainer": 0, "_results": deque()}
+        self._train_at = self.rounds + 1 + self._retrain_every
+        self._trainer.begin(_train, list(self._rows), self._parameters, self._start, self._pull)
+        self._parameters = self._trainer.result() or self._parameters
 
     def _state(self) -> dict[str, Any]:
         return {
@@ -184,49 +203,47 @@ class NARX(Predictor):
             "pull": self._pull,
             "train_at": self._train_at,
             "rows": [list(row) for row in self._rows],
-            "log_v": list(self._log_v),
-            "cpu": [self._log_c, self._mean_c, self._known_c] if self._known_c else None,
-            "mean": self._mean_v,
+            "log_v": list(self._speeds.latest),
+            "cpu": [self._cpus.latest[0], self._cpus.mean, self._cpus.count] if self._cpus.count else None,
+            "mean": self._speeds.mean,
             "ema": self._ema,
         }
 
     def _restore(self, state: Mapping[str, Any]) -> None:
-        parameters, start = checked(state["parameters"]), checked(state["start"])
+        parameters, start = _checked(state["parameters"]), _checked(state["start"])
         rows = [tuple(map(float, row)) for row in state["rows"]]
         if start is None or any(len(row) != _ROW for row in rows) or len(state["log_v"]) > 2:
             raise ValueError(f"state: start must be {neural_network.PARAMETERS} numbers, rows {_ROW}")
         self._parameters, self._start, self._pull = parameters, start, float(state["pull"])
         self._train_at = int(state["train_at"])
         self._rows = deque(rows, maxlen=self._window)
-        self._log_v = deque(map(float, state["log_v"]), maxlen=2)
-        log_c, mean_c, known_c = state["cpu"] or (math.nan, 0.0, 0)
-        self._log_c, self._mean_c, self._known_c = float(log_c), float(mean_c), int(known_c)
-        self._mean_v, self._ema = float(state["mean"]), float(state["ema"])
-        self._trainer, self._results = 0, deque()  # a training under way is of the former state
+        self._speeds.load(state["log_v"], state["mean"], state["rounds"])
+        *log_c, mean_c, known_c = state["cpu"] or (0.0, 0)
+        self._cpus.load(log_c, mean_c, known_c)
+        self._ema = float(state["ema"])
+        self._trainer = Trainer(self._trainer.background)  # a training under way is of the former state
 
 
 def _train(
-    rows: list[tuple[float, ...]],
-    current: tuple[float, ...] | None,
-    start: tuple[float, ...],
-    pull: float,
-    results: deque[tuple[float, ...] | None],
-) -> None:
-    """Fit the window and append the parameters to ``results``, or None if they are worse than the present ones."""
-    found = None
-    try:
-        window = np.array(rows)
-        inputs, targets, by_ema = window[:, : neural_network.INPUTS], window[:, -2], window[:, -1]
-        old = len(rows) * 4 // 5
-        first = start if current is None else current
-        fitted = neural_network.fit(first, inputs[:old], targets[:old], pull=pull, rest=lambda: time.sleep(0))
-        in_use = by_ema if current is None else neural_network.forward_rows(np.array(current), inputs)[0]
-        new = neural_network.forward_rows(np.array(fitted.parameters), inputs)[0]
-        errors = [float(np.sum((forecast - targets)[old:] ** 2)) for forecast in (new, in_use)]
-        found = fitted.parameters if errors[0] <= errors[1] else None
-    finally:
-        results.append(found)
+    rows: list[tuple[float, ...]], current: Parameters | None, start: Parameters, pull: float
+) -> Parameters | None:
+    """Return parameters that fit the window, or None if they are worse than the present ones."""
+    window = np.array(rows)
+    inputs, targets, by_ema = window[:, : neural_network.INPUTS], window[:, -2], window[:, -1]
+    old = len(rows) * 4 // 5
+    first = start if current is None else current
+    fitted = neural_network.fit(first, inputs[:old], targets[:old], pull=pull, rest=lambda: time.sleep(0))
+    in_use = by_ema if current is None else neural_network.forward_rows(np.array(current), inputs)[0]
+    new = neural_network.forward_rows(np.array(fitted.parameters), inputs)[0]
+    errors = [float(np.sum((forecast - targets)[old:] ** 2)) for forecast in (new, in_use)]
+    return fitted.parameters if errors[0] <= errors[1] else None
 
 
-def _log_driver(value: float, last_log: float) -> float:
-    return last_log if math.isnan(value) else math.log(max(value, _SMALLEST_DRIVER))
+def _checked(values: Any) -> Parameters | None:
+    """Return parameters from plain data; None stays None."""
+    if values is None:
+        return None
+    numbers = tuple(float(x) for x in values)
+    if len(numbers) != neural_network.PARAMETERS or not all(map(math.isfinite, numbers)):
+        raise ValueError(f"parameters: NARX has {neural_network.PARAMETERS} finite ones, got {values!r}")
+    return numbers

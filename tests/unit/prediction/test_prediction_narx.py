@@ -7,6 +7,7 @@ import os
 import pickle
 import threading
 import time
+from concurrent.futures import Future
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from scipy.optimize import least_squares
 
 from hvd_hetero.prediction import EMA, NARX
 from hvd_hetero.prediction.narx import neural_network, training
-from hvd_hetero.prediction.narx.warm import shipped
+from hvd_hetero.prediction.narx.narx import shipped
 
 
 def driven(rounds, seed=0, scale=500.0, noise=0.03):
@@ -189,11 +190,20 @@ def test_training_in_the_background_is_never_waited_for_and_picked_up_later(monk
     assert all(name.startswith("hvd-hetero-training") for name in names)
 
 
+class Jobs(list):
+    """In place of the thread that trains: a list of the trainings handed over, each to be called."""
+
+    def submit(self, train, *args):
+        future = Future()
+        self.append(lambda: future.set_result(train(*args)))
+        return future
+
+
 @pytest.fixture
 def waiting(monkeypatch):
     """A NARX whose first training was handed over and has not come back, and the list of jobs handed over."""
-    jobs = []
-    monkeypatch.setattr(training, "submit", jobs.append)
+    jobs = Jobs()
+    monkeypatch.setattr(training, "pool", lambda pid: jobs)
     narx = NARX(warm_start=None, rounds_from_scratch=40, retrain_every=20)
     for round_ in driven(80):
         narx.update(*round_)
@@ -223,14 +233,14 @@ def test_a_child_forked_during_a_training_trains_by_itself(waiting, monkeypatch)
 
 
 def test_a_thread_that_cannot_be_started_is_one_warning_and_tried_again(monkeypatch, caplog):
-    jobs = []
+    class Refuses(Jobs):
+        def submit(self, train, *args):
+            super().submit(train, *args)
+            raise RuntimeError("can't start new thread")
 
-    def refuse(job):
-        jobs.append(job)
-        raise RuntimeError("can't start new thread")
-
+    jobs = Refuses()
     narx = NARX(warm_start=None, rounds_from_scratch=40, retrain_every=20)
-    monkeypatch.setattr(training, "submit", refuse)
+    monkeypatch.setattr(training, "pool", lambda pid: jobs)
     for round_ in driven(120):
         narx.update(*round_)
     assert len(jobs) > 1
@@ -238,55 +248,34 @@ def test_a_thread_that_cannot_be_started_is_one_warning_and_tried_again(monkeypa
     narx.update(*driven(1)[0])
     assert not narx.trained
     assert caplog.text.count("could not be started") == 1
-    monkeypatch.setattr(training, "submit", lambda job: job())
+    monkeypatch.setattr(training, "pool", lambda pid: jobs)
+    jobs = Jobs()
     for round_ in driven(400):  # a training may find nothing better than what is in use; twenty do not
         narx.update(*round_)
+        while jobs:
+            jobs.pop()()
     assert narx.trained
 
 
-def test_training_threads_are_half_the_cores_at_most_and_of_low_priority():
-    seen, together, now, lock = set(), [], [0], threading.Lock()
-    done = threading.Semaphore(0)
-
-    def job():
-        with lock:
-            now[0] += 1
-            together.append(now[0])
-            seen.add(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
-        time.sleep(0.02)
-        with lock:
-            now[0] -= 1
-        done.release()
-
-    for _ in range(8):
-        training.submit(job)
-    for _ in range(8):
-        assert done.acquire(timeout=20)
-    limit = max(1, len(os.sched_getaffinity(0)) // 2)
-    assert max(together) <= limit == training.thread_limit()
+def test_all_predictors_of_a_process_train_in_one_thread_of_low_priority():
+    pool = training.pool(os.getpid())
+    threads = {training.result(20) for training in [pool.submit(threading.get_native_id) for _ in range(4)]}
+    (thread,) = threads - {threading.get_native_id()}
     mine = os.getpriority(os.PRIO_PROCESS, 0)
-    assert seen == {min(19, mine + training.NICENESS)}
+    assert os.getpriority(os.PRIO_PROCESS, thread) == min(19, mine + training.NICENESS)
 
 
-def test_a_job_that_fails_is_logged_and_the_next_one_runs(caplog):
-    done = threading.Event()
+def test_a_training_that_fails_is_logged_and_the_next_one_runs(caplog):
+    trainer, start = training.Trainer(background=True), neural_network.start(3)
 
     def bad():
         raise RuntimeError("broken job")
 
-    training.submit(bad)
-    training.submit(done.set)
-    assert done.wait(20)
+    for train, found in ((bad, None), (lambda: start, start)):
+        trainer.begin(train)
+        training.pool(os.getpid()).submit(int).result(20)  # it comes after the training
+        assert trainer.result() == found
     assert "broken job" in caplog.text
-
-
-def test_a_system_that_refuses_priorities_is_told_once_and_works(monkeypatch, caplog):
-    def refuse(*_):
-        raise PermissionError("no")
-
-    monkeypatch.setattr(os, "setpriority", refuse)
-    training._lower_priority()
-    assert "normal priority" in caplog.text
 
 
 @pytest.mark.parametrize(

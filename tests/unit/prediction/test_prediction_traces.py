@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hvd_hetero.prediction import EMA, NARX, Memoryless, Mixture, Reverting
-from hvd_hetero.prediction.narx.warm import shipped
+from hvd_hetero.prediction.narx.narx import shipped
 
 TRACES = sorted((Path(__file__).parents[2] / "data" / "traces").glob("series_*.csv"))
 UNSEEN = [path for path in TRACES if path.name not in shipped()["trained_on"]]

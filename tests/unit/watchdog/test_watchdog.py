@@ -21,7 +21,7 @@ from hvd_hetero.measurement.stopwatch import Lap
 from hvd_hetero.policies import BSP, NonBlocking
 from hvd_hetero.rounds import MicroBatch
 from hvd_hetero.watchdog import EXIT_CODE, Patience, Watchdog
-from hvd_hetero.watchdog.watchdog import join_known
+from hvd_hetero.watchdog.progress import Progress, join_known
 from hvd_hetero.watchdog.whereabouts import _frame_of, locate
 
 SHORT = Patience(warn=0.3, deadlock=0.6, silent=1.0)
@@ -56,7 +56,7 @@ class Ranks:
 
     def run_alone(self):
         self._balancer = Balancer(BSP(), 0, self.size, 8, clock=time.perf_counter)
-        return Watchdog(self._balancer, 5, self.gather(0), patience=SHORT)
+        return Progress(self._balancer, (), (), math.inf)
 
     def _rank(self, rank, body):
         balancer = Balancer(self.policy, rank, self.size, 8, clock=time.perf_counter)
@@ -179,14 +179,14 @@ def test_ranks_whose_packets_do_not_pass_are_named_where_rounds_end_when_the_fir
 
 def test_looking_goes_on_while_other_trainings_begin_and_end_in_the_process():
     """Each look reads the progress of all trainings; a set of them changed under the one who read it."""
-    watchdog = Ranks(1).run_alone()
+    progress = Ranks(1).run_alone()
     failures, begun = [], []
 
     def look():
         until = time.monotonic() + 1.0
         try:
             while time.monotonic() < until:
-                watchdog.where()
+                progress.where()
         except RuntimeError as error:
             failures.append(error)
 
@@ -322,38 +322,38 @@ def test_looking_at_a_stack_stops_no_thread_while_garbage_is_collected():
 
 def test_a_stack_is_read_only_while_nothing_goes_on(monkeypatch):
     ranks = Ranks(1)
-    watchdog = ranks.run_alone()
-    balancer, looked = watchdog._balancer(), []
+    progress = ranks.run_alone()
+    balancer, looked = progress.training, []
     monkeypatch.setattr(
-        "hvd_hetero.watchdog.watchdog.locate", lambda *_: looked.append(1) or (True, False, "somewhere")
+        "hvd_hetero.watchdog.progress.locate", lambda *_: looked.append(1) or (True, False, "somewhere")
     )
     join_known(balancer)
     for number in range(3):
         balancer.begin(MicroBatch(balancer.plan(), 4))
-        assert watchdog._look(balancer) is None, "it has gone on"
+        assert progress.standstill(balancer) is None, "it has gone on"
         assert len(looked) == number
-        assert watchdog._look(balancer).where == "somewhere"
+        assert progress.standstill(balancer).where == "somewhere"
         assert len(looked) == number + 1
         balancer.abandon()
-        assert watchdog._look(balancer) is watchdog._look(balancer) is None, "it is in no round"
+        assert progress.standstill(balancer) is progress.standstill(balancer) is None, "it is in no round"
 
 
 def test_a_wait_begins_where_the_rank_last_went_on_and_anew_where_it_is_elsewhere(monkeypatch):
     ranks = Ranks(1)
-    watchdog = ranks.run_alone()
-    balancer, now, at = watchdog._balancer(), [100.0], ["here"]
-    monkeypatch.setattr("hvd_hetero.watchdog.watchdog.locate", lambda *_: (True, False, at[0]))
-    monkeypatch.setattr("hvd_hetero.watchdog.watchdog.time", SimpleNamespace(monotonic=lambda: now[0]))
-    assert watchdog._goes_on(balancer)
+    progress = ranks.run_alone()
+    balancer, now, at = progress.training, [100.0], ["here"]
+    monkeypatch.setattr("hvd_hetero.watchdog.progress.locate", lambda *_: (True, False, at[0]))
+    monkeypatch.setattr("hvd_hetero.watchdog.progress.time", SimpleNamespace(monotonic=lambda: now[0]))
+    assert progress.goes_on(balancer)
     for seconds in (1.0, 2.0):
         now[0] = 100.0 + seconds
-        assert watchdog.where().for_s == seconds
+        assert progress.where().for_s == seconds
     at[0] = "there"
-    assert watchdog.where().for_s == 0.0
+    assert progress.where().for_s == 0.0
     now[0] += 1.5
-    assert watchdog.where().for_s == 1.5
+    assert progress.where().for_s == 1.5
     balancer.begin(MicroBatch(balancer.plan(), 4))
-    assert watchdog.where().for_s == 0.0
+    assert progress.where().for_s == 0.0
 
 
 def test_a_watchdog_that_is_closed_leaves_neither_thread_nor_socket():
@@ -380,24 +380,23 @@ def test_a_rank_waits_where_another_thread_reads_the_times_of_a_round():
         return Lap(math.nan, math.nan, math.nan)
 
     ranks = Ranks(1)
-    watchdog, balancer = ranks.run_alone(), ranks._balancer
+    progress, balancer = ranks.run_alone(), ranks._balancer
     balancer.meter.stopwatch = SimpleNamespace(start=lambda: None, stop=lambda: None, read=read)
     balancer.begin(MicroBatch(balancer.plan(), 8))
-    assert not watchdog.where().waits
+    assert not progress.where().waits
     thread = threading.Thread(target=balancer.report)
     thread.start()
     assert asked.wait(10)
-    found = watchdog.where()
+    found = progress.where()
     known.set()
     thread.join()
     assert (found.waits, found.stage) == (True, "0 end")
-    assert not watchdog.where().waits
-    watchdog.close()
+    assert not progress.where().waits
 
 
 def test_the_thread_that_trains_may_be_another_one_than_made_it():
-    watchdog = Ranks(1).run_alone()
+    watchdog = Watchdog(Balancer(BSP(), 0, 1, 8, clock=time.perf_counter), 5, lambda payload: [payload])
     thread = threading.Thread(target=watchdog.trains_here)
     thread.start()
     thread.join()
-    assert watchdog._trains == thread.ident != threading.get_ident()
+    assert watchdog._progress.thread == thread.ident != threading.get_ident()
