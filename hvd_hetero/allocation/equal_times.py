@@ -33,16 +33,7 @@ def adapt(counts: ArrayLike, compute_seconds: ArrayLike) -> IntArray:
     A worker whose seconds are NaN, infinite, zero or negative was not measured. It keeps its count, and the others
     divide theirs.
 
-    Args:
-        counts: w, each worker's count per aggregation, integers >= 1.
-        compute_seconds: t_s, each worker's seconds of computing, without waiting and without the aggregation.
-
-    Returns:
-        One count per worker, int64, shape (n,).
-
-    Raises:
-        ValueError: If a count is below 1, if they sum to 2**63 or more, or if the lengths differ.
-        TypeError: If `counts` does not consist of integers.
+    ``compute_seconds`` are without waiting and without the aggregation.
     """
     seconds = checks.floats("compute_seconds", compute_seconds)
     w = checks.integers("counts", counts, seconds.size)
@@ -73,10 +64,7 @@ def settled(history: Sequence[ArrayLike], window: SupportsIndex = 3, tolerance: 
     forth across a rounding edge. A window of 3 is arbitrary: with it the rule stops after 4 to 5 epochs, as the paper's
     runs did.
 
-    Args:
-        history: Allocations so far, oldest first, each with one count per worker; all of one length.
-        window: Number of last allocations that must agree, at least 2.
-        tolerance: Units by which they may differ.
+    ``history`` holds the allocations so far, oldest first, each with one count per worker.
     """
     length = checks.integer("window", window, least=2)
     most = checks.integer("tolerance", tolerance, least=0)

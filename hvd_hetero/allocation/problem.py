@@ -107,18 +107,15 @@ def problem(
             f"this rank, or leave it out"
         )
     least, most = sum(low.tolist()), sum(high.tolist())
-    if units < least:
-        rank = int(low.argmax())
-        raise ValueError(
-            f"total (X) must be at least the sum of lower, {least * step} over {m.size} workers, got X={units * step}; "
-            f"rank {rank} asks for the most, lower[{rank}]={low_samples[rank]}: raise X, "
-            f"lower the bounds, or use fewer workers"
+    if not least <= units <= most:
+        rank, bound, name, of = (
+            (int(low.argmax()), least, "lower", low_samples)
+            if units < least
+            else (int(high.argmin()), most, "upper", high_samples)
         )
-    if units > most:
-        rank = int(high.argmin())
         raise ValueError(
-            f"total (X) must be at most the sum of upper, {most * step} over {m.size} workers, got X={units * step}; "
-            f"rank {rank} takes the least, upper[{rank}]={high_samples[rank]}: lower X, or split the round into "
-            f"micro-batches, or use more workers"
+            f"total (X) must be at {'least' if units < least else 'most'} the sum of {name}, {bound * step} over "
+            f"{m.size} workers, got X={units * step}; rank {rank} bounds it the most by {name}[{rank}]={of[rank]}: "
+            "change X or the bounds, split the round into micro-batches, or use another number of workers"
         )
     return Problem(m, b, c, units, low, np.minimum(high, low + (units - least)), step)

@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hvd_hetero.barriers.barrier import Barrier, checked_ends
+from hvd_hetero.barriers.zipline import Barrier, checked_ends
 
 
 def grid_scan(ends: ArrayLike) -> Barrier:

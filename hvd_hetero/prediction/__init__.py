@@ -7,14 +7,13 @@ from hvd_hetero.lazy import lazily
 if TYPE_CHECKING:
     from hvd_hetero.prediction.base import Predictor
     from hvd_hetero.prediction.baselines.arima import ARIMA
-    from hvd_hetero.prediction.baselines.lstm import LSTM
-    from hvd_hetero.prediction.baselines.simple_rnn import SimpleRNN
+    from hvd_hetero.prediction.baselines.recurrent import LSTM, SimpleRNN
     from hvd_hetero.prediction.ema import EMA
     from hvd_hetero.prediction.memoryless import Memoryless
-    from hvd_hetero.prediction.mixture.mixture import Mixture
-    from hvd_hetero.prediction.mixture.reverting import Reverting
+    from hvd_hetero.prediction.mixture import Mixture
     from hvd_hetero.prediction.narx.narx import NARX
     from hvd_hetero.prediction.predictor_names import PREDICTORS, predictor
+    from hvd_hetero.prediction.reverting import Reverting
 
 __all__ = [
     "ARIMA",

@@ -1,7 +1,6 @@
 """The predictors that the papers compare with."""
 
 from hvd_hetero.prediction.baselines.arima import ARIMA
-from hvd_hetero.prediction.baselines.lstm import LSTM
-from hvd_hetero.prediction.baselines.simple_rnn import SimpleRNN
+from hvd_hetero.prediction.baselines.recurrent import LSTM, SimpleRNN
 
 __all__ = ["ARIMA", "LSTM", "SimpleRNN"]

@@ -1,4 +1,4 @@
-"""A small recurrent network over the last two speeds, trained online with torch; the base of SimpleRNN and LSTM.
+"""Recurrent networks over the last two speeds, trained online with torch: baselines (lb-bsp sections 3.2.1, 5.4).
 
     h_1 = cell(u^{k-1}, 0),  h_2 = cell(u^k, h_1),  û^{k+1} = a·h_2 + b,      u = (v - mean) / deviation of the window
 
@@ -122,3 +122,27 @@ class Recurrent(Predictor):
         self._speeds = deque(map(float, state["speeds"]), maxlen=self._speeds.maxlen)
         self._ema = float(state["ema"])
         self._mean, self._deviation = map(float, state["scale"])
+
+
+class SimpleRNN(Recurrent):
+    """Predict by an Elman network over the last two speeds; needs torch."""
+
+    name = "simple_rnn"
+
+    @staticmethod
+    def _cell(hidden: int) -> torch.nn.RNNBase:
+        import torch
+
+        return torch.nn.RNN(1, hidden, batch_first=True)
+
+
+class LSTM(Recurrent):
+    """Predict by an LSTM over the last two speeds; needs torch."""
+
+    name = "lstm"
+
+    @staticmethod
+    def _cell(hidden: int) -> torch.nn.RNNBase:
+        import torch
+
+        return torch.nn.LSTM(1, hidden, batch_first=True)

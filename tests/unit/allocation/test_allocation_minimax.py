@@ -243,7 +243,7 @@ def test_a_solver_that_gives_up_is_a_value() -> None:
         ([1, 1], 0, 0, 0, 0, 0, [0, 0]),
         ([1e-300, 1e300], 0, 0, 50, 0, 50, [50, 0]),
         ([5e-324, 1e-323], 0, 0, 3, 0, 3, [2, 1]),
-        ([1, 1], 0, 0, 2**52, 0, 2**62, [2**51, 2**51]),
+        ([1, 1], 0, 0, 2**48, 0, 2**62, [2**47, 2**47]),
     ],
 )
 def test_known_splits(slope, intercept, comm, total, lower, upper, shares) -> None:

@@ -20,39 +20,7 @@ the start, as in all of this), forecasts of the recorded series were 1.1 % worse
 3 %. At 0.95 worlds were forecast 0.4 % worse. At 0.999 they were 0.3 % better; but if the CPU has no effect, noise was
 forecast 2 % worse, and walks 3 %.
 
-Constants and alternatives: how often RMSE is above 1.02 of the best single predictor's (ARIMA left out), in 300 worlds
-(`benchmarks/prediction_worlds.py`, seeds 0 to 3, and 10 and 11) and on Alibaba's 20 series.
-
-| | worlds | Alibaba |
-|---|---:|---:|
-| as it is | 26 | 1 |
-| p at most 4, 8, 16 | 30, 24, 33 | 3, 1, 1 |
-| p from the start, or after n errors n/2, n/8 | 30, 29, 25 | 1, 1, 1 |
-| δ = 1/500, 1/200, 1/50 | 29, 27, 35 | 1, 1, 1 |
-| no κ; κ half or twice as large | 20; 37, 24 | 1; 1, 1 |
-| without memoryless, EMA 0.5, `Reverting` | 73, 91, 20 | 1, 1, 14 |
-| EMA 0.2 or EMA 0.05 as a fourth member | 31, 32 | 1, 2 |
-| errors of logarithms | 31 | 1 |
-| Bernstein online aggregation with a fixed share (Wintenberger, 2017), with EMA 0.2 | 63 | 0 |
-
-- p: at most 8 serves worlds as well. But forecasts then scatter more under noise: eight ranks whose speeds scatter by a
-  tenth were split again in 184 of 480 rounds, and in 132 with 12. With 12 from the start, the first few errors led
-  ranks astray.
-- δ: a longer memory follows a change of kind later. In the 400 rounds after one from noise to a walk, errors were 6 %
-  above the best member's at 1/100, and 10 % at 1/200.
-- κ: after a round that takes ten or a thousand times as long, EMA 0.5 seems better than memoryless. So a walk was
-  forecast 13 % worse in the next 300 rounds and 1 % in the 800 after them; with κ 6 % and 0.1 %. After a round a
-  thousand times too fast it is 1 %; without κ it was 14 % and 13 %. Noise, spikes and reverting speeds are forecast at
-  most 6 % worse in the next 300 rounds with κ, walks under noise 2 % in the 800 after them.
-- EMA 0.2: under the noise above with p at most 12, 167 new splits. It is better where speeds drift slowly under noise.
-- The aggregation bounded the regret, in four times the code. It followed the change from a walk to noise sooner: 3 %
-  below the best of these three in the next 400 rounds (EMA 0.2 helped), where this is 5 % above. In worlds few rounds
-  show which member is right about a large change, and there the many others outweighed it.
-
-Rejected, since rates on simulated clusters came within one per cent without them (``benchmarks/results/ablation.md``):
-NARX as a member, which errs widely on what it has seldom seen and trains in the background; a forecast that is
-carried along by jumps of the CPU only, distinguished from its scatter, which is better if the CPU jumps every hundred
-rounds and worse if it moves often; separate weights for rounds in which the CPU jumps.
+Constants and alternatives: ``benchmarks/results/mixture.md``.
 
 On independent noise the forecast scatters more than EMA 0.2's at first, since a random walk is as possible
 then, and less from about 50 rounds on (`benchmarks/prediction_synthetic.py` prints by how much).
@@ -70,7 +38,7 @@ from typing import Any, ClassVar
 from hvd_hetero.prediction.base import Predictor
 from hvd_hetero.prediction.ema import EMA
 from hvd_hetero.prediction.memoryless import Memoryless
-from hvd_hetero.prediction.mixture.reverting import Reverting
+from hvd_hetero.prediction.reverting import Reverting
 
 _POWER, _GROWTH = 12.0, 0.25  # what p is at most, and what it gains a round
 _FORGET, _NOTHING = 0.01, 1e-12  # δ; squares up to this, of the least speed's, are rounding
