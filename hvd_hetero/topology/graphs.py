@@ -19,6 +19,8 @@ from typing import SupportsIndex, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from hvd_hetero.checks import integer
+
 Edge: TypeAlias = tuple[int, int]
 
 
@@ -111,10 +113,4 @@ def check_rank(name: str, rank: int, nodes: int) -> None:
 
 
 def _node_count(nodes: SupportsIndex) -> int:
-    try:
-        count = operator.index(nodes)
-    except TypeError:
-        raise TypeError(f"nodes must be an integer, got {nodes!r}; it is the number of ranks") from None
-    if count < 1:
-        raise ValueError(f"nodes must be at least 1, got {count}; it is the number of ranks")
-    return count
+    return integer("nodes", nodes, 1, way_out="it is the number of ranks")

@@ -47,15 +47,15 @@ Shapes: n nodes, m edges, M matchings.
 
 from __future__ import annotations
 
-import operator
 from collections import Counter
 from dataclasses import dataclass
 from itertools import chain, product
-from typing import Any, SupportsIndex
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hvd_hetero.checks import integer
 from hvd_hetero.topology.activation import most_connected
 from hvd_hetero.topology.edge_coloring import matching_decomposition
 from hvd_hetero.topology.graphs import Edge, Graph, check_rank, laplacian, require_connected
@@ -111,7 +111,11 @@ class Matcha:
         It takes raw bits of a counter-based generator, keyed by the seed and counted by the round. NumPy promises these
         bits for all versions, unlike the distributions built on them.
         """
-        key, counter = _counter("seed", seed), _counter("round_number", round_number)
+        # As Python's integers: NumPy's would lose the round number when shifted by 64.
+        key, counter = (
+            integer(name, value, 0, 2**128, way_out="use the same one on every rank")
+            for name, value in (("seed", seed), ("round_number", round_number))
+        )
         raw = np.random.Philox(key=key, counter=counter << 64).random_raw(len(self.matchings))
         uniform = (np.asarray(raw) >> np.uint64(11)) * 2.0**-53  # exact: 53 bits
         return uniform < np.array(self.probabilities)
@@ -153,16 +157,3 @@ def matcha(graph: Graph, budget: float = 0.5) -> Matcha:
 def _pair_weight(partners: Any) -> Any:
     """Return the weight of a drawn pair whose two ranks have so many partners in the round, together; at least 2."""
     return 2.0 / (partners + 2)
-
-
-def _counter(name: str, value: SupportsIndex) -> int:
-    """Return `value` as a Python integer of 128 bits; NumPy's would lose the round number when shifted by 64."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise TypeError(
-            f"{name} must be an integer, got {value!r} ({type(value).__name__}); use the same one on every rank"
-        ) from None
-    if not 0 <= number < 2**128:
-        raise ValueError(f"{name} must be from 0 to 2**128 - 1, got {number}; use the same one on every rank")
-    return number

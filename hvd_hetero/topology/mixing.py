@@ -15,11 +15,10 @@ n_i / N, by samples S_i / x_i, is the option ``scaling="n/N"`` of ``NonBlocking`
 from __future__ import annotations
 
 import difflib
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,22 +43,19 @@ class Exchange(NamedTuple):
     """The weights of the copies that come, in the order of the ranks that have sent them."""
 
 
-class _Exchanges(ABC):
+class _Exchanges(Protocol):
     """What both ways of mixing have in common."""
 
     __slots__ = ()
 
     @property
-    @abstractmethod
     def nodes(self) -> int:
         """Number of ranks that the mixing is made for."""
 
     @property
-    @abstractmethod
     def most_neighbours(self) -> int:
         """Most neighbours of a rank in a round."""
 
-    @abstractmethod
     def row(self, rank: int, round: int) -> Mapping[int, float]:
         """Return the weights with which a rank averages in this round, its own included; they sum to 1."""
 
@@ -162,32 +158,28 @@ def resolve_mixing(sync: str | Mixing, workers: int, *, updates_locally: bool = 
     By name, D-PSGD averages along a ring, and MATCHA uses half of that ring's links in a round. A policy that
     ``updates_locally`` needs the allreduce.
     """
-    mixing = _resolve(sync, workers)
-    if mixing is not None and updates_locally:
-        raise ValueError(
-            f"sync={sync!r} does not go with local updates, whose round ends by averaging all parameters; use "
-            "sync='allreduce', or ElasticBSP(updates='accumulate')"
-        )
-    return mixing
-
-
-def _resolve(sync: str | Mixing, workers: int) -> Mixing | None:
+    if sync == ALLREDUCE:
+        return None
     if isinstance(sync, Mixing):
         if (nodes := sync.nodes) != workers:
             raise ValueError(
                 f"sync has a graph of {nodes} nodes, and there are {workers} ranks; give one node per rank"
             )
-        return sync
-    if not isinstance(sync, str):
+    elif not isinstance(sync, str):
         raise TypeError(f"sync must be a name, a NeighbourMixing or a MatchaMixing, got {sync!r}")
-    if sync == ALLREDUCE:
-        return None
-    if sync not in _BY_NAME:
+    elif sync not in _BY_NAME:
         known = (ALLREDUCE, *MIXING_NAMES)
         near = difflib.get_close_matches(sync.lower().replace("_", "-"), known, n=1, cutoff=0.4)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise ValueError(f"sync {sync!r} is not known; {hint}known names: {', '.join(known)}")
-    return None if workers == 1 else _named(sync, workers)
+    elif workers == 1:
+        return None
+    if updates_locally:
+        raise ValueError(
+            f"sync={sync!r} does not go with local updates, whose round ends by averaging all parameters; use "
+            "sync='allreduce', or ElasticBSP(updates='accumulate')"
+        )
+    return _named(sync, workers) if isinstance(sync, str) else sync
 
 
 @lru_cache(maxsize=8)  # MATCHA's optimisation computes eigenvalues of n x n matrices many times
