@@ -26,12 +26,11 @@ Every operation here is correctly rounded, and element by element: the same tabl
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from hvd_hetero.kept import Figure, Kept
 from hvd_hetero.rounds import RoundTable
 
 _SELDOM, _LONGEST = 100.0, 8.0
@@ -40,8 +39,10 @@ _LEAST, _MOST = 1e-30, 1e30  # seconds per sample: others are not believed, and 
 Floats = npt.NDArray[np.float64]
 
 
-class Costs:
+class Costs(Kept):
     """Seconds per sample of every rank; their common factor is the latest period's."""
+
+    KEPT = tuple(map(Figure, ("_level", "_periods", "_variance", "_costs", "_squares", "_rounds", "_ended")))
 
     def __init__(self, workers: int) -> None:
         self._level = np.zeros(workers)  # C_i; 0: not known
@@ -102,25 +103,3 @@ class Costs:
 
     def _forget_period(self) -> None:
         self._costs, self._squares, self._rounds = (np.zeros(len(self._level)) for _ in range(3))
-
-    def state(self) -> dict[str, Any]:
-        """Return the state as plain data."""
-        return {"ended": self._ended, **{name: getattr(self, f"_{name}").tolist() for name in _COLUMNS}}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Load what ``state`` has returned."""
-        columns = {name: np.array(state[name], dtype=np.float64) for name in _COLUMNS}
-        if any(c.shape != self._level.shape or not (np.isfinite(c) & (c >= 0)).all() for c in columns.values()):
-            raise ValueError(
-                f"state: {', '.join(_COLUMNS)} must each hold {len(self._level)} finite numbers, 0 or more, got {state}"
-                "; resume with the number of ranks that saved it"
-            )
-        ended = float(state["ended"])
-        if not 0.0 <= ended < math.inf:
-            raise ValueError(f"state: ended must be a number of periods, got {ended}; resume from a whole state")
-        self._ended = ended
-        for name, column in columns.items():
-            setattr(self, f"_{name}", column)
-
-
-_COLUMNS = ("level", "periods", "variance", "costs", "squares", "rounds")

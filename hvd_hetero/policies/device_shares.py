@@ -19,13 +19,12 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from hvd_hetero.allocation.largest_remainder import proportional
+from hvd_hetero.kept import Figure, Kept
 from hvd_hetero.measurement.device_profile import DeviceProfile
 from hvd_hetero.policies.gamma_shares import relaxed_seconds, shares_by_gamma, shares_seconds
 from hvd_hetero.prediction.ema import EMA
@@ -49,8 +48,11 @@ def ladder(workers: int, total: int, step: int, minimum: int = 1, multiple_of: i
     return proportional(weights, total, minimum=minimum, multiple_of=multiple_of)
 
 
-class DeviceShares:
+class DeviceShares(Kept):
     """The shares of one training on devices with a curve; the same on every rank."""
+
+    KEPT = (Figure("_climbed", whole=True), Figure("_patience", whole=True), Figure("_on_ladder", whole=True))
+    PARTS = ("_comm_s",)
 
     def __init__(self, *, minimum: int, multiple_of: int, tolerance: float, max_micro_batch: int | None) -> None:
         self._minimum = minimum
@@ -114,19 +116,3 @@ class DeviceShares:
             return None
         step = max(self._climbed - 1, 0) // 2
         return ladder(plan.workers, plan.total, step, self._minimum, self._multiple_of)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return how far the ladder is climbed, and the predicted communication."""
-        return {
-            "climbed": self._climbed,
-            "patience": self._patience,
-            "on_ladder": self._on_ladder,
-            "comm_s": self._comm_s.state_dict(),
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
-        self._climbed = int(state["climbed"])
-        self._patience = int(state["patience"])
-        self._on_ladder = bool(state["on_ladder"])
-        self._comm_s.load_state_dict(state["comm_s"])

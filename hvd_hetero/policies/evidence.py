@@ -18,12 +18,11 @@ All operations are correctly rounded, so all ranks find the same. Cost: some 20 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from hvd_hetero.kept import Figure, Kept
 from hvd_hetero.rounds import RoundPlan, RoundTable
 
 Floats = npt.NDArray[np.float64]
@@ -34,11 +33,18 @@ _DOUBT = 2.0 / 3.0
 _REACH = 4.0 / 3.0
 
 
-class Evidence:
+class Evidence(Kept):
     """Measurements and forecasts of n ranks, from the tables.
 
     Speeds are reported for micro-batches of ``typical_size``, and shares are multiples of ``step``.
     """
+
+    KEPT = (
+        Figure("_scatter", least=_LEAST, most=_MOST),
+        Figure("_forecast", positive=True, unknown=math.nan),
+        Figure("_least", positive=True, unknown=math.inf),
+        Figure("_most"),
+    )
 
     def __init__(self, workers: int, typical_size: float, step: int = 1) -> None:
         self._typical_size, self._step = typical_size, step
@@ -59,23 +65,6 @@ class Evidence:
         self._forecast = np.where(forecast > 0.0, forecast, math.nan)
         self._least = np.where(told, np.minimum(self._least, size), self._least)
         self._most = np.where(told, np.maximum(self._most, size), self._most)
-
-    def state(self) -> dict[str, list[float]]:
-        """Return plain data; 0 stands for what is not known."""
-        kept = {"scatter": self._scatter, "forecast": self._forecast, "least": self._least, "most": self._most}
-        return {name: np.where(np.isfinite(of), of, 0.0).tolist() for name, of in kept.items()}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Load what ``state`` has returned, for as many ranks."""
-        kept = [np.array(state[name], dtype=np.float64) for name in ("scatter", "forecast", "least", "most")]
-        if not all(of.shape == self._scatter.shape and ((of >= 0.0) & (of < math.inf)).all() for of in kept):
-            raise ValueError(
-                f"evidence of the state must be numbers of at least 0 for {len(self._scatter)} ranks, got "
-                f"{dict(state)}; resume from a whole state"
-            )
-        scatter, forecast, least, self._most = kept
-        self._scatter = np.clip(scatter, _LEAST, _MOST)
-        self._forecast, self._least = np.where(forecast > 0.0, forecast, math.nan), np.where(least > 0, least, math.inf)
 
     def sure(self, fixed: Floats) -> Floats:
         """Return the share of each rank's time that is beyond doubt."""

@@ -33,12 +33,13 @@ accumulation together, since micro-batches follow from memory.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, Literal, get_args
+from collections.abc import Callable
+from typing import Literal, get_args
 
 import numpy as np
 
 from hvd_hetero.checks import integer
+from hvd_hetero.kept import Figure, Kept
 from hvd_hetero.measurement.gradient_noise import GradientNoise
 from hvd_hetero.policies.affine_shares import AffineCosts
 from hvd_hetero.policies.gamma_shares import relaxed_seconds
@@ -53,7 +54,7 @@ _EVERY = 16  # rounds
 _GROWTH = 2
 
 
-class Goodput:
+class Goodput(Kept):
     """A global batch that adapts: ``LoadBalance(global_batch=Goodput(start=256, least=64, most=4096))``.
 
     Parameters
@@ -66,6 +67,9 @@ class Goodput:
         "adascale": the optimizer's learning rate, times the gain r, in every update. "square-root": times √r, for Adam
         and its like. "constant": as it is.
     """
+
+    KEPT = (Figure("progress"), Figure("_waited", whole=True))
+    PARTS = ("_transfer",)
 
     def __init__(self, *, start: int, least: int, most: int, learning_rate: LearningRate = "adascale") -> None:
         way_out = "give a whole number of samples over all ranks"
@@ -144,15 +148,6 @@ class Goodput:
         worth = 1.0 if math.isnan(scale) else gain(samples, self.start, scale)
         self.progress += worth
         return {"adascale": worth, "square-root": math.sqrt(worth), "constant": 1.0}[self.learning_rate]
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return plain data."""
-        return {"progress": self.progress, "waited": self._waited, "transfer": self._transfer.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load what ``state_dict`` has returned, also with other ranks."""
-        self.progress, self._waited = float(state["progress"]), int(state["waited"])
-        self._transfer.load_state_dict(state["transfer"])
 
     def nearest(self, total: int) -> int:
         """Return the size that is nearest to a former one: another membership may have chosen among others."""

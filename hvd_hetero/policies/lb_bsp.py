@@ -79,6 +79,7 @@ class LBBSP(Policy):
 
     name: ClassVar[str] = "lb-bsp"
     shares_alone: ClassVar[bool] = True
+    PARTS = ("_curves", "_evidence", "_resting")
 
     def __init__(
         self,
@@ -231,29 +232,15 @@ class LBBSP(Policy):
     def _no_evidence(self) -> Evidence:
         return Evidence(self._equal.workers, self._typical_size, self.multiple_of)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return what is known of the ranks' curves, and of how far their figures can be trusted."""
-        return {
-            "curves": None if self._curves is None else self._curves.state_dict(),
-            "evidence": None if self._evidence is None else self._evidence.state(),
-            "resting": None if self._resting is None else self._resting.state(),
-        }
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Go on from what is known of the ranks' curves, and of how far their figures can be trusted."""
         if (state["curves"] is None) != (self._curves is None):
             raise ValueError(
                 f"the state is of LBBSP with another device than {self.device!r}; resume with the same, or begin again "
                 "with the model's parameters alone"
             )
-        if self._curves is not None:
-            self._curves.load_state_dict(state["curves"])
-        if self._resting is not None:
-            self._resting.restore(state["resting"] or {})
-        self._evidence = None
-        if state["evidence"] is not None:
-            self._evidence = self._no_evidence()
-            self._evidence.restore(state["evidence"])
+        self._evidence = None if state["evidence"] is None else self._no_evidence()
+        super().load_state_dict(state)
 
     def _check_divisible(self, workers: int, global_batch: int) -> None:
         """Raise if the global batch cannot be divided as asked; here, because the user set no ``total``."""

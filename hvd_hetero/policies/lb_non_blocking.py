@@ -65,6 +65,7 @@ class LBNonBlocking(Policy):
     keeps_total: ClassVar[bool] = False
     weighs_fixed_cost = True
     anticipates = True
+    PARTS = ("_trials", "_shares")
 
     def __init__(
         self,
@@ -116,13 +117,9 @@ class LBNonBlocking(Policy):
         """Return LB-BSP's shares by the known speeds."""
         return self._whole(self._shares.renegotiate(self._part(plan), speeds))
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the results of the trials of the number of micro-batches, and LB-BSP's state."""
-        return {"trials": self._trials.state(), "shares": self._shares.state_dict()}
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with them."""
-        self._trials.restore(state["trials"])
+        self._trials.load_state_dict(state["trials"])
         self._number = self._trials.number
         self._shares.first(self._workers, self._of_a_part)
         self._shares.load_state_dict(state["shares"])

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from hvd_hetero.allocation.largest_remainder import quantise
 from hvd_hetero.checks import integer
+from hvd_hetero.kept import Kept
 from hvd_hetero.prediction.base import Predictor
 from hvd_hetero.prediction.predictor_names import predictor
 from hvd_hetero.rounds import FinishedRound, RoundPlan
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from hvd_hetero.measurement.device_profile import DeviceProfile
 
 
-class Policy(ABC):
+class Policy(Kept, ABC):
     """Decides, from what all ranks know, what each rank does in the next round.
 
     The same tables give the same plans on every rank and on every processor. Hence a policy decides in integers,
@@ -104,14 +105,11 @@ class Policy(ABC):
         """Return a new profile of one rank's device, for policies that need more than its speed."""
         return None
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return what was learned from the tables, as plain data; the same on every rank."""
-        return {}
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up where another object of this class left off."""
-        if state:
+        """Take up where another object of this class left off; ``state_dict`` has what was learned from the tables."""
+        if state and not (self.KEPT or self.PARTS):
             raise ValueError(f"policy {self.name!r} keeps no state, got {sorted(state)}; load the state of this policy")
+        super().load_state_dict(state)
 
 
 def checked_micro_batch(size: int | None) -> int | None:

@@ -72,10 +72,10 @@ class Resting:
     def _soonest_s(self, total: int, speeds: Floats, fixed: Floats) -> float:
         return AffineCosts(speeds, fixed, self._typical_size, self._least, self._step).soonest_s(total)
 
-    def state(self) -> dict[str, int]:
+    def state_dict(self) -> dict[str, int]:
         """Return plain data."""
         return {str(rank): rounds for rank, rounds in self._rounds.items()}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Load what ``state`` has returned."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load what ``state_dict`` has returned."""
         self._rounds = {int(rank): int(rounds) for rank, rounds in state.items()}

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from hvd_hetero.allocation.equal_times import adapt, settled
 from hvd_hetero.allocation.largest_remainder import proportional
 from hvd_hetero.checks import integer
+from hvd_hetero.kept import Figure
 from hvd_hetero.policies.costs import Costs
 from hvd_hetero.policies.policy import Policy, comparable_speeds
 from hvd_hetero.rounds import FinishedRound, RoundPlan
@@ -56,6 +57,14 @@ class SelfAdaptive(Policy):
     """
 
     name: ClassVar[str] = "self-adaptive"
+    KEPT = (
+        Figure("_weights", whole=True),
+        Figure("_shares", whole=True, any_length=True),
+        Figure("_counts", whole=True, any_length=True),
+        Figure("_stable", whole=True),
+        Figure("_period", whole=True),
+    )
+    PARTS = ("_costs",)
 
     def __init__(
         self,
@@ -193,15 +202,7 @@ class SelfAdaptive(Policy):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the allocation and its history."""
-        return {
-            "weights": self._weights,
-            "history": self._history,
-            "shares": self._shares,
-            "counts": self._counts,
-            "stable": self._stable,
-            "period": self._period,
-            "costs": self._costs.state(),
-        }
+        return super().state_dict() | {"history": self._history}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with that allocation."""
@@ -210,12 +211,8 @@ class SelfAdaptive(Policy):
                 f"the state allocates {state['weights']}, this training {self._weights}; resume with the same total "
                 "and number of ranks"
             )
-        weights, shares = [int(w) for w in state["weights"]], [int(x) for x in state["shares"]]
-        history = [[int(w) for w in each] for each in state["history"]]
-        period, stable, counts = int(state["period"]), bool(state["stable"]), [int(k) for k in state["counts"]]
-        self._costs.restore(state["costs"])
-        self._weights, self._shares, self._counts, self._history = weights, shares, counts, history
-        self._period, self._stable = period, stable
+        super().load_state_dict(state)
+        self._history = [[int(w) for w in each] for each in state["history"]]
 
 
 def _lateness(seconds: npt.NDArray[np.float64]) -> float:

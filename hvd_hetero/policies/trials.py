@@ -33,8 +33,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from hvd_hetero.kept import Figure, Kept
 
 _SETTLES, _TRIAL = 2, 6  # rounds: that do not count, m
 _REMEMBERED, _FORGET, _KNOWN = 32.0, 1.0 / 280.0, 1.0  # R, δ, and the rounds below which nothing is known
@@ -42,128 +43,86 @@ _OPTIMISM, _LEAST_SCATTER = 0.65, 0.01  # z, and what s is at least
 _STRANGE, _FAR = 3.0, 1.1  # times a mean: what a round counts at most, and beyond what nothing is tried
 
 
-@dataclass(slots=True)
-class _Mean:
-    """The mean and the variance of seconds a sample, and the rounds that it stands for."""
-
-    rounds: float = 0.0
-    seconds: float = 0.0
-    variance: float = 0.0
-
-    def add(self, seconds: float) -> None:
-        if self.rounds < _KNOWN:
-            self.rounds, self.seconds, self.variance = 1.0, seconds, 0.0
-            return
-        if not self.variance:  # the first round may have been the strange one
-            self.seconds = min(self.seconds, _STRANGE * seconds)
-        self.rounds = min(self.rounds + 1.0, _REMEMBERED)
-        missed = min(seconds, _STRANGE * self.seconds) - self.seconds
-        self.seconds += missed / self.rounds
-        self.variance += ((1.0 - 1.0 / self.rounds) * missed * missed - self.variance) / self.rounds
-
-
-@dataclass(slots=True)
-class _Kept:
-    """The state of a search."""
-
-    at: int = 0
-    """The candidate of the present rounds."""
-    since: int = 0
-    """Rounds since it was chosen, including those that do not count."""
-    least: int = 0
-    """The first candidate to try: lower ones make the same rounds as this one."""
-    means: list[_Mean] = field(default_factory=list)
-
-
-class Trials:
+class Trials(Kept):
     """The search among ``candidates``, which increase. It begins with the first."""
+
+    KEPT = (
+        *(Figure(name, whole=True) for name in ("_at", "_since", "_least")),
+        *(Figure(name) for name in ("_rounds", "_seconds", "_variance")),
+    )
 
     def __init__(self, candidates: Sequence[int]) -> None:
         self.candidates = tuple(candidates)
-        self._kept = _Kept(means=[_Mean() for _ in self.candidates])
+        self._at = 0  # the candidate of the present rounds
+        self._since = 0  # rounds since it was chosen, including those that do not count
+        self._least = 0  # the first candidate to try: lower ones make the same rounds as this one
+        self._rounds, self._seconds, self._variance = ([0.0] * len(self.candidates) for _ in range(3))  # of the means
 
     @property
     def number(self) -> int:
         """The candidate for the next rounds."""
-        return self.candidates[self._kept.at]
+        return self.candidates[self._at]
 
     @property
     def unsettled(self) -> bool:
         """True if the present candidate is not the best one by what is known, or was only just taken up."""
-        kept, known = self._kept, self._known()
-        best = min(known, key=self._seconds, default=kept.at)
-        return kept.at != best or (kept.since <= _SETTLES and len(known) > 1)
+        known = self._known()
+        best = min(known, key=self._seconds.__getitem__, default=self._at)
+        return self._at != best or (self._since <= _SETTLES and len(known) > 1)
 
     def learn(self, seconds: float) -> None:
         """Learn that a round with ``number`` took so many seconds a sample."""
-        kept = self._kept
-        kept.since += 1
-        if kept.since <= _SETTLES:
+        self._since += 1
+        if self._since <= _SETTLES:
             return
-        for k, mean in enumerate(kept.means):
-            if k != kept.at:
-                mean.rounds *= 1.0 - _FORGET
-        kept.means[kept.at].add(seconds)
-        if kept.since >= _SETTLES + _TRIAL:
-            chosen = self._next()
-            kept.since = _SETTLES
-            if chosen != kept.at:
-                kept.means[kept.at].rounds = min(kept.means[kept.at].rounds, _TRIAL)
-                kept.at, kept.since = chosen, 0
+        at = self._at
+        self._rounds = [n if k == at else n * (1.0 - _FORGET) for k, n in enumerate(self._rounds)]
+        self._add(at, seconds)
+        if self._since >= _SETTLES + _TRIAL:
+            self._at, self._since = self._next(), _SETTLES
+            if self._at != at:
+                self._rounds[at], self._since = min(self._rounds[at], _TRIAL), 0
+
+    def _add(self, k: int, seconds: float) -> None:
+        """Add a round to the mean and the variance of a candidate."""
+        if self._rounds[k] < _KNOWN:
+            self._rounds[k], self._seconds[k], self._variance[k] = 1.0, seconds, 0.0
+            return
+        if not self._variance[k]:  # the first round may have been the strange one
+            self._seconds[k] = min(self._seconds[k], _STRANGE * seconds)
+        self._rounds[k] = rounds = min(self._rounds[k] + 1.0, _REMEMBERED)
+        missed = min(seconds, _STRANGE * self._seconds[k]) - self._seconds[k]
+        self._seconds[k] += missed / rounds
+        self._variance[k] += ((1.0 - 1.0 / rounds) * missed * missed - self._variance[k]) / rounds
 
     def same_as(self, number: int) -> None:
         """Note that rounds with ``number`` equal rounds with this larger one, so those between need no trial."""
-        kept = self._kept
-        while kept.at + 1 < len(self.candidates) and self.candidates[kept.at + 1] <= number:
-            kept.means[kept.at + 1], kept.means[kept.at] = kept.means[kept.at], _Mean()
-            kept.at = kept.least = kept.at + 1
-
-    def _seconds(self, k: int) -> float:
-        return self._kept.means[k].seconds
+        while self._at + 1 < len(self.candidates) and self.candidates[self._at + 1] <= number:
+            for of in (self._rounds, self._seconds, self._variance):
+                of[self._at : self._at + 2] = [0.0, of[self._at]]
+            self._at = self._least = self._at + 1
 
     def _known(self) -> list[int]:
         """Return the candidates that enough is known about."""
-        means = self._kept.means
-        return [k for k in range(self._kept.least, len(means)) if means[k].rounds >= _KNOWN]
+        return [k for k in range(self._least, len(self.candidates)) if self._rounds[k] >= _KNOWN]
 
     def _next(self) -> int:
         """Return the candidate to use next."""
-        least, means, known = self._kept.least, self._kept.means, self._known()
-        best = min(known, key=self._seconds)
-        near = {k for k in known if means[k].seconds <= _FAR * means[best].seconds}
-        unknown = [k for k in range(least, len(means)) if k not in known and {k - 1, k + 1} & near]
+        means, known = self._seconds, self._known()
+        best = min(known, key=means.__getitem__)
+        near = {k for k in known if means[k] <= _FAR * means[best]}
+        unknown = [k for k in range(self._least, len(means)) if k not in known and {k - 1, k + 1} & near]
         if unknown:
             return min(unknown, key=lambda k: abs(k - best))
-        scatter = max(_LEAST_SCATTER, *(math.sqrt(means[k].variance) / means[k].seconds for k in known))
+        scatter = max(_LEAST_SCATTER, *(math.sqrt(self._variance[k]) / means[k] for k in known))
         scatter = min(scatter, 1.0)  # or hopes would be below 0, and the slowest the greatest
-        return min(known, key=lambda k: means[k].seconds * (1.0 - _OPTIMISM * scatter / math.sqrt(means[k].rounds)))
+        return min(known, key=lambda k: means[k] * (1.0 - _OPTIMISM * scatter / math.sqrt(self._rounds[k])))
 
-    def state(self) -> dict[str, Any]:
-        """Return the state as plain data."""
-        return asdict(self._kept)
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Load what ``state`` has returned."""
-        try:
-            kept = _Kept(
-                **{name: int(state[name]) for name in ("at", "since", "least")},
-                means=[_Mean(**{name: float(of_one[name]) for name in _FIGURES}) for of_one in state["means"]],
-            )
-        except (KeyError, TypeError, ValueError, OverflowError):  # of another version
-            kept = _Kept(at=-1)
-        figures = [getattr(mean, name) for mean in kept.means for name in _FIGURES]
-        if (
-            len(kept.means) != len(self.candidates)
-            or not 0 <= kept.least <= kept.at < len(kept.means)
-            or kept.since < 0
-            or not all(0.0 <= figure < math.inf for figure in figures)
-            or any(mean.rounds >= _KNOWN and not mean.seconds for mean in kept.means)
-        ):
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with a search among as many candidates."""
+        if not state["least"] <= state["at"] < len(self.candidates) == len(state["rounds"]):
             raise ValueError(
-                f"state: its trials must be among {list(self.candidates)}, with finite times and no negative counts, "
-                f"got {dict(state)}; resume with the ranks, global_batch and micro_batches that saved it"
+                f"state: its trials must be among {list(self.candidates)}, got {dict(state)}; resume with the ranks, "
+                "global_batch and micro_batches that saved it"
             )
-        self._kept = kept
-
-
-_FIGURES = ("rounds", "seconds", "variance")
+        super().load_state_dict(state)

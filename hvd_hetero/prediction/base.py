@@ -23,12 +23,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from hvd_hetero.kept import Kept
+
 NAN = math.nan
 _LARGEST = sys.float_info.max
 MARGIN = 2.0  # arbitrary: a CPU that has doubled since the first round is believed, one that has grown tenfold in part
 
 
-class Predictor(ABC):
+class Predictor(Kept, ABC):
     """One rank's forecast of its own speed. Subclasses observe and forecast; this class checks what goes in and out."""
 
     name: ClassVar[str]
@@ -104,13 +106,13 @@ class Predictor(ABC):
     def _forecast(self, cpu: float, memory: float) -> float:
         """Return the next speed; called only after a valid measurement. Drivers may be NaN."""
 
-    @abstractmethod
     def _state(self) -> dict[str, Any]:
-        """Return the subclass's part of ``state_dict``."""
+        """Return the subclass's part of ``state_dict``: its ``KEPT``, or what it overrides this with."""
+        return Kept.state_dict(self)
 
-    @abstractmethod
     def _restore(self, state: Mapping[str, Any]) -> None:
         """Load that part; raise ValueError before changing anything if it is not valid."""
+        Kept.load_state_dict(self, state)
 
 
 def usable(speed: float) -> bool:

@@ -9,16 +9,15 @@ Differences from the paper: none known (the start is not stated there; a start a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from hvd_hetero.prediction.base import Predictor, usable
+from hvd_hetero.kept import Figure
+from hvd_hetero.prediction.base import Predictor
 
 
 class EMA(Predictor):
     """Predict the exponential moving average of the measured speeds."""
 
     name = "ema"
+    KEPT = (Figure("_mean"),)
 
     def __init__(self, alpha: float = 0.2) -> None:
         super().__init__()
@@ -33,12 +32,3 @@ class EMA(Predictor):
 
     def _forecast(self, cpu: float, memory: float) -> float:
         return self._mean
-
-    def _state(self) -> dict[str, Any]:
-        return {"mean": self._mean}
-
-    def _restore(self, state: Mapping[str, Any]) -> None:
-        mean = float(state["mean"])
-        if not (usable(mean) or mean == 0.0):
-            raise ValueError(f"state: mean must be a speed, or 0 before the first one, got {mean!r}")
-        self._mean = mean

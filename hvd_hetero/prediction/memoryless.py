@@ -6,9 +6,6 @@ constant speed its mean squared error is ``2 s²``, twice what is unavoidable.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from hvd_hetero.prediction.base import Predictor
 
 
@@ -22,9 +19,3 @@ class Memoryless(Predictor):
 
     def _forecast(self, cpu: float, memory: float) -> float:
         return self._last
-
-    def _state(self) -> dict[str, Any]:
-        return {}
-
-    def _restore(self, state: Mapping[str, Any]) -> None:
-        return

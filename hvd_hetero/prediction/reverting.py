@@ -42,9 +42,10 @@ A CPU that is not known now keeps its last value; while it was never known, noth
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import ClassVar
 
+from hvd_hetero.kept import Figure
 from hvd_hetero.prediction.base import Predictor
 
 _KEEP = 1.0 - 0.005  # 1 - δ
@@ -61,7 +62,13 @@ class Reverting(Predictor):
     """
 
     name = "reverting"
-    version: ClassVar[int] = 5
+    version: ClassVar[int] = 6
+    KEPT = (
+        *(Figure(name, least=-math.inf) for name in ("_y", "_level", "_coefficients", "_squares", "_products")),
+        Figure("_cpu", least=-math.inf, any_length=True),
+        Figure("_errors"),
+        Figure("_weight"),
+    )
 
     def __init__(self, *, drivers: bool = False) -> None:
         super().__init__()
@@ -71,7 +78,7 @@ class Reverting(Predictor):
         n = len(self._prior)
         self._y = (0.0, 0.0)  # log speeds, latest first
         self._level = 0.0  # ℓ
-        self._cpu: tuple[float, float] | None = None  # c and γ, once known
+        self._cpu: tuple[float, ...] = ()  # c and γ, once known
         self._coefficients: tuple[float, ...] = self._prior  # θ
         self._squares = (0.0,) * (n * (n + 1) // 2)  # discounted sums of x_i x_j, i <= j
         self._products = (0.0,) * n  # and of x_i (z - θ0 x), where z is the change
@@ -82,7 +89,7 @@ class Reverting(Predictor):
         x = (self._y[1] - self._y[0], self._level - self._y[0])
         if not self.uses_drivers:
             return x
-        if self._cpu is None:
+        if not self._cpu:
             return (*x, 0.0, 0.0)
         last, usual = self._cpu
         now = last if math.isnan(cpu) else cpu
@@ -100,7 +107,7 @@ class Reverting(Predictor):
             self._y = (y, self._y[0])
             self._level += kappa * (y - self._level) / min(self.rounds + 1, self._longest)
         if self.uses_drivers and not math.isnan(c):
-            usual = c if self._cpu is None else self._cpu[1]
+            usual = self._cpu[1] if self._cpu else c
             self._cpu = (c, usual + kappa * (c - usual) / min(self.rounds + 1, self._longest))
 
     def _proportion(self, size: float) -> float:
@@ -120,33 +127,6 @@ class Reverting(Predictor):
 
     def _forecast(self, cpu: float, memory: float) -> float:
         return math.exp(self._y[0] + _dot(self._coefficients, self._features(_log(cpu))))
-
-    def _state(self) -> dict[str, Any]:
-        return {
-            "y": list(self._y),
-            "level": self._level,
-            "cpu": None if self._cpu is None else list(self._cpu),
-            "coefficients": list(self._coefficients),
-            "squares": list(self._squares),
-            "products": list(self._products),
-            "errors": [self._errors, self._weight],
-        }
-
-    def _restore(self, state: Mapping[str, Any]) -> None:
-        y0, y1 = map(float, state["y"])
-        cpu = None if state["cpu"] is None else tuple(map(float, state["cpu"]))
-        level, (errors, weight) = float(state["level"]), map(float, state["errors"])
-        columns = [tuple(map(float, state[name])) for name in ("coefficients", "squares", "products")]
-        if [len(column) for column in columns] != [len(self._prior), len(self._squares), len(self._products)]:
-            raise ValueError(
-                f"state: coefficients must be {len(self._prior)}, got {len(columns[0])}; load it into a Reverting with "
-                f"drivers={not self.uses_drivers}, or start without a state"
-            )
-        if not all(map(math.isfinite, (y0, y1, level, errors, weight, *(cpu or ()), *sum(columns, ())))):
-            raise ValueError(f"state: y, level, cpu, coefficients, sums and errors must be finite, got {state!r}")
-        self._y, self._level, self._errors, self._weight = (y0, y1), level, errors, weight
-        self._cpu = None if cpu is None else (cpu[0], cpu[1])
-        self._coefficients, self._squares, self._products = columns
 
 
 def _log(cpu: float) -> float:

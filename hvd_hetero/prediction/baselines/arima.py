@@ -19,13 +19,12 @@ Differences from the paper: the re-fit schedule and the window (not stated there
 from __future__ import annotations
 
 import logging
+import math
 import warnings
-from collections import deque
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
+from hvd_hetero.kept import Figure
 from hvd_hetero.prediction.base import Predictor
 
 log = logging.getLogger(__name__)
@@ -35,6 +34,10 @@ class ARIMA(Predictor):
     """Predict by an autoregressive integrated moving average of order (2, 2, 1); needs statsmodels."""
 
     name = "arima"
+    KEPT = (
+        Figure("_speeds", any_length=True),
+        *(Figure(name, least=-math.inf) for name in ("_parameters", "_z", "_innovation")),
+    )
 
     def __init__(self, *, window: int = 200, refit_every: int = 50) -> None:
         super().__init__()
@@ -47,28 +50,28 @@ class ARIMA(Predictor):
         except ImportError as error:
             raise ImportError("ARIMA needs statsmodels: pip install statsmodels") from error
         self._refit_every = refit_every
-        self._speeds: deque[float] = deque(maxlen=window + 2)
-        self._parameters: tuple[float, float, float] | None = None  # φ1, φ2, θ
+        self._window = window
+        self._speeds: list[float] = []
+        self._parameters = (0.0, 0.0, 0.0)  # φ1, φ2, θ; all 0: not estimated yet
         self._z = (0.0, 0.0)  # latest first
         self._innovation = 0.0
 
     def _observe(self, speed: float, cpu: float, memory: float) -> None:
         if len(self._speeds) >= 2:
             z = speed - 2.0 * self._speeds[-1] + self._speeds[-2]
-            if self._parameters is not None:
+            if any(self._parameters):
                 self._innovation = z - self._next_z()
             self._z = (z, self._z[0])
-        self._speeds.append(speed)
+        self._speeds = [*self._speeds, speed][-self._window - 2 :]
         if self.rounds + 1 >= 5 + self._refit_every and (self.rounds + 1 - 5) % self._refit_every == 0:
             self._estimate()
 
     def _forecast(self, cpu: float, memory: float) -> float:
-        if self._parameters is None:
+        if not any(self._parameters):
             return self._last
         return 2.0 * self._speeds[-1] - self._speeds[-2] + self._next_z()
 
     def _next_z(self) -> float:
-        assert self._parameters is not None
         phi1, phi2, theta = self._parameters
         return phi1 * self._z[0] + phi2 * self._z[1] + theta * self._innovation
 
@@ -91,20 +94,3 @@ class ARIMA(Predictor):
         phi1, phi2, theta = (float(p) for p in fitted.params[:3])
         self._parameters = (phi1, phi2, theta)
         self._innovation = float(fitted.resid[-1]) * scale
-
-    def _state(self) -> dict[str, Any]:
-        return {
-            "speeds": list(self._speeds),
-            "parameters": None if self._parameters is None else list(self._parameters),
-            "z": list(self._z),
-            "innovation": self._innovation,
-        }
-
-    def _restore(self, state: Mapping[str, Any]) -> None:
-        parameters = state["parameters"]
-        if parameters is not None and len(parameters) != 3:
-            raise ValueError(f"state: parameters must be phi1, phi2 and theta, got {parameters!r}")
-        self._parameters = None if parameters is None else (parameters[0], parameters[1], parameters[2])
-        self._speeds = deque(map(float, state["speeds"]), maxlen=self._speeds.maxlen)
-        self._z = (float(state["z"][0]), float(state["z"][1]))
-        self._innovation = float(state["innovation"])

@@ -95,17 +95,17 @@ def test_another_number_of_micro_batches_is_within_reach(held, wanted, largest):
 
 def test_a_saved_one_goes_on():
     evidence, other = after(30, 0.05), Evidence(2, SIZE)
-    other.restore(json.loads(json.dumps(evidence.state(), allow_nan=False)))
+    other.load_state_dict(json.loads(json.dumps(evidence.state_dict(), allow_nan=False)))
     assert (other.sure(np.zeros(2)) == evidence.sure(np.zeros(2))).all()
     for each in (evidence, other):
         each.learn(table((70, 50), (100.0, 100.0), (0.9, 0.45)))
-    assert other.state() == evidence.state()
+    assert other.state_dict() == evidence.state_dict()
     fresh = Evidence(2, SIZE)
-    fresh.restore(Evidence(2, SIZE).state())
+    fresh.load_state_dict(Evidence(2, SIZE).state_dict())
     assert fresh.reach(RoundPlan.of((60, 60)), RoundPlan.of((61, 59))) == 0.0
 
 
 @pytest.mark.parametrize("change", [{"least": [1.0]}, {"scatter": [-1.0, 0.1]}, {"most": [float("inf"), 1.0]}])
 def test_a_state_that_cannot_be_is_refused(change):
-    with pytest.raises(ValueError, match=r"evidence.*resume"):
-        Evidence(2, SIZE).restore({**after(3, 0.0).state(), **change})
+    with pytest.raises(ValueError, match=r"Evidence.*resume"):
+        Evidence(2, SIZE).load_state_dict({**after(3, 0.0).state_dict(), **change})

@@ -56,14 +56,14 @@ def test_a_change_that_all_have_in_common_changes_nothing():
     for factor in (1.0, 3.0, 0.2):
         period(costs, [(factor, 2 * factor, 4 * factor)] * 2)
         assert (costs.per_sample / costs.per_sample[0]).tolist() == pytest.approx([1.0, 2.0, 4.0])
-        assert costs.state()["periods"] == [costs.state()["periods"][0]] * 3, "nobody has moved"
+        assert costs.state_dict()["periods"] == [costs.state_dict()["periods"][0]] * 3, "nobody has moved"
 
 
 def test_a_steady_rank_does_not_seem_to_move_with_one_that_scatters_much():
     rng, costs, moved = np.random.default_rng(3), Costs(2), 0
     for _ in range(300):
         period(costs, np.exp(rng.normal(size=(20, 2)) * (0.005, 0.1)), samples=(10, 10))
-        moved += bool((costs.state()["periods"][0] == 1) and costs.known)
+        moved += bool((costs.state_dict()["periods"][0] == 1) and costs.known)
     assert moved <= 6
 
 
@@ -112,7 +112,7 @@ def test_a_period_goes_on_until_every_rank_was_timed(untold):
 def test_a_state_of_other_ranks_is_refused():
     costs = Costs(3)
     period(costs, [(1.0, 2.0, 4.0)])
-    with pytest.raises(ValueError, match=r"state.* 2 .*resume"):
-        Costs(2).restore(costs.state())
-    with pytest.raises(ValueError, match=r"state.* 3 .*-1\.0"):
-        Costs(3).restore(costs.state() | {"level": [-1.0, 1.0, 1.0]})
+    with pytest.raises(ValueError, match=r"state of Costs.* \(2,\).*resume"):
+        Costs(2).load_state_dict(costs.state_dict())
+    with pytest.raises(ValueError, match=r"level.* at least 0 .*-1\.0"):
+        Costs(3).load_state_dict(costs.state_dict() | {"level": [-1.0, 1.0, 1.0]})

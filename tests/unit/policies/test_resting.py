@@ -66,7 +66,7 @@ def test_decisions_go_on_from_a_state():
     speeds, fixed, idle = np.array([1.0, 0.01]), np.array([0.0, 0.1]), np.array([True, False])
     first, again = Resting(32.0, 1, 1), Resting(32.0, 1, 1)
     assert first.decide(BATCH, speeds, fixed, ~idle) == [1]
-    again.restore(json.loads(json.dumps(first.state())))
+    again.load_state_dict(json.loads(json.dumps(first.state_dict())))
     trials = 0
     for _ in range(800):
         assert first.decide(BATCH, speeds, fixed, idle) == again.decide(BATCH, speeds, fixed, idle) == [1]

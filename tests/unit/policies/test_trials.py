@@ -118,7 +118,7 @@ def test_a_search_that_is_restored_goes_on_as_before():
     for stop in (0, 3, 8, 20, 100):
         first, second = Trials(CANDIDATES), Trials(CANDIDATES)
         search(first, of, stop, 0.1)
-        second.restore(json.loads(json.dumps(first.state())))
+        second.load_state_dict(json.loads(json.dumps(first.state_dict())))
         assert search(first, of, 200, 0.1, 1) == search(second, of, 200, 0.1, 1)
 
 
@@ -133,30 +133,23 @@ def test_a_strange_first_round_does_not_make_a_far_worse_number_look_good(times)
     assert numbers.count(4) < 0.05 * 1500
 
 
-MEAN = {"rounds": 1.0, "seconds": 0.5, "variance": 0.0}
-
-
 @pytest.mark.parametrize(
     "changed",
     [
         {"at": 5},
         {"at": -1},
-        {"least": 1},  # above the candidate in use
-        {"means": []},
-        {"means": None},
-        {"means": [MEAN] * 4},
-        *({"means": [MEAN | {name: wrong}] * 5} for name in MEAN for wrong in (float("nan"), -1.0, None, "soon")),
-        {"means": [MEAN | {"seconds": 0.0}] * 5},
-        {"since": "long ago"},
-        {"since": float("inf")},
+        {"least": 1},
+        {"rounds": []},
+        {"rounds": [1.0] * 4},
+        {"seconds": [-1.0] * 5},
         {"since": -1},
     ],
     ids=str,
 )
 def test_a_state_of_another_search_is_refused(changed):
     trials = Trials(CANDIDATES)
-    with pytest.raises(ValueError, match=r"\[1, 4, 8, 16, 32\].*resume.*micro"):
-        trials.restore(trials.state() | changed)
+    with pytest.raises(ValueError, match=r"state.*resume"):
+        trials.load_state_dict(trials.state_dict() | changed)
     assert trials.number == 1
 
 

@@ -70,7 +70,7 @@ class TestARIMA:
         p = ARIMA(refit_every=10)
         for k in range(40):
             p.update(100.0 + k)
-        assert p.state_dict()["parameters"] is None
+        assert not any(p.state_dict()["parameters"])
 
     def test_an_estimate_that_fails_is_logged_and_changes_nothing(self, monkeypatch, caplog):
         from statsmodels.tsa.arima import model
@@ -82,7 +82,7 @@ class TestARIMA:
         p = ARIMA(refit_every=10)
         for v in np.random.default_rng(2).uniform(90, 110, 20):
             p.update(v)
-        assert p.state_dict()["parameters"] is None
+        assert not any(p.state_dict()["parameters"])
         assert "ARIMA keeps its parameters" in caplog.text
 
     @pytest.mark.parametrize(("options", "named"), [({"window": 5}, "window"), ({"refit_every": 1}, "refit_every")])
@@ -91,7 +91,7 @@ class TestARIMA:
             ARIMA(**options)
 
     def test_a_state_with_two_parameters_is_refused(self):
-        with pytest.raises(ValueError, match=r"phi1.*phi2.*theta"):
+        with pytest.raises(ValueError, match=r"ARIMA.*parameters"):
             ARIMA().load_state_dict(ARIMA().state_dict() | {"parameters": [0.1, 0.2]})
 
 
