@@ -35,6 +35,7 @@ from collections.abc import Mapping, Sequence
 from operator import mul
 from typing import Any, ClassVar
 
+from hvd_hetero.kept import Figure
 from hvd_hetero.prediction.base import Predictor
 from hvd_hetero.prediction.ema import EMA
 from hvd_hetero.prediction.memoryless import Memoryless
@@ -53,7 +54,8 @@ class Mixture(Predictor):
     """
 
     name = "mixture"
-    version: ClassVar[int] = 6
+    version: ClassVar[int] = 7
+    KEPT = (Figure("_prior", positive=True), Figure("_errors"))
 
     def __init__(self, members: Sequence[Predictor] | None = None, *, drivers: bool = False) -> None:
         super().__init__()
@@ -107,11 +109,7 @@ class Mixture(Predictor):
         return self._said
 
     def _state(self) -> dict[str, Any]:
-        return {
-            "members": [member.state_dict() for member in self.members],
-            "prior": list(self._prior),
-            "errors": list(self._errors),
-        }
+        return super()._state() | {"members": [member.state_dict() for member in self.members]}
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         saved = [member["predictor"] for member in state["members"]]
@@ -120,22 +118,16 @@ class Mixture(Predictor):
             raise ValueError(
                 f"state: members must be {mine}, got {saved}; build the mixture with the members it was saved with"
             )
-        prior, errors = (tuple(map(float, state[name])) for name in ("prior", "errors"))
-        known = len(prior) == len(errors) == len(mine) and all(map(math.isfinite, (*prior, *errors)))
-        if not known or min(prior) <= 0.0 or min(errors) < 0.0:
-            raise ValueError(
-                f"state: prior must hold {len(mine)} numbers above 0, and errors as many of 0 or more, "
-                f"got {prior} and {errors}"
-            )
         kept = [member.state_dict() for member in self.members]
         try:
             for member, one in zip(self.members, state["members"], strict=True):
                 member.load_state_dict(one)
+            super()._restore(state)
         except Exception:
             for member, one in zip(self.members, kept, strict=True):
                 member.load_state_dict(one)
             raise
-        self._prior, self._errors, self._said = prior, list(errors), None
+        self._said = None
 
 
 def _prior(members: Sequence[Predictor], trust: float) -> tuple[float, ...]:

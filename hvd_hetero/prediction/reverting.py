@@ -30,12 +30,6 @@ squares of one round that was 1000 times too slow would outweigh ten thousand or
 would not do, since the features of the round after an outlier would still weigh. A lasting change of scale is taken in
 all the same: σ grows by up to a fifth a round.
 
-Tried: with drivers, a change of the CPU out of proportion to those before it is followed whole. On worlds
-(`benchmarks/prediction_worlds.py`), where speed is in proportion to the CPU, errors were 6 to 11 % smaller: until the
-first large change, errors of readings teach that the CPU explains little. Where speed did not depend on the CPU they
-were 1.8 times as large. By speeds alone, such a change of speed is believed whole (y^{k-1} and ℓ move along with it):
-the mixture's errors were 1.4 to 2 % smaller on worlds, and 0.7 % larger on the Alibaba series.
-
 A CPU that is not known now keeps its last value; while it was never known, nothing is learnt about it. O(1) per round.
 """
 

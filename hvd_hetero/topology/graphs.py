@@ -106,11 +106,5 @@ def require_connected(graph: Graph, use: str) -> None:
         )
 
 
-def check_rank(name: str, rank: int, nodes: int) -> None:
-    """Refuse a rank outside the graph, which would silently exchange with no rank."""
-    if not 0 <= rank < nodes:
-        raise ValueError(f"{name} must be from 0 to {nodes - 1}, got {rank}; make the graph for all ranks")
-
-
 def _node_count(nodes: SupportsIndex) -> int:
     return integer("nodes", nodes, 1, way_out="it is the number of ranks")

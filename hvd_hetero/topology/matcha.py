@@ -58,7 +58,7 @@ from numpy.typing import NDArray
 from hvd_hetero.checks import integer
 from hvd_hetero.topology.activation import most_connected
 from hvd_hetero.topology.edge_coloring import matching_decomposition
-from hvd_hetero.topology.graphs import Edge, Graph, check_rank, laplacian, require_connected
+from hvd_hetero.topology.graphs import Edge, Graph, laplacian, require_connected
 
 _LEAST_BUDGET = (
     1e-9  # arbitrary: a billion rounds between exchanges help no training, and below some 1e-15 rho rounds to 1
@@ -119,12 +119,6 @@ class Matcha:
         raw = np.random.Philox(key=key, counter=counter << 64).random_raw(len(self.matchings))
         uniform = (np.asarray(raw) >> np.uint64(11)) * 2.0**-53  # exact: 53 bits
         return uniform < np.array(self.probabilities)
-
-    def partners(self, rank: int, seed: int, round_number: int) -> tuple[tuple[int, float], ...]:
-        """Return (other rank, weight) of each exchange of ``rank`` in this round; the rest of 1 is its own weight."""
-        check_rank("rank", rank, self.nodes)
-        drawn = self.pairs(seed, round_number)
-        return tuple((i + j - rank, weight) for (i, j), weight in drawn.items() if rank in (i, j))
 
     def mixing(self, seed: int, round_number: int) -> NDArray[np.float64]:
         """Return W of this round, (n, n), symmetric with rows that sum to 1 and a spectral norm of 1."""

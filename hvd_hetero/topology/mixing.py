@@ -56,8 +56,13 @@ class _Exchanges(Protocol):
     def most_neighbours(self) -> int:
         """Most neighbours of a rank in a round."""
 
+    def matrix(self, round: int) -> Floats:
+        """Return W of this round, the rows of all ranks."""
+
     def row(self, rank: int, round: int) -> Mapping[int, float]:
         """Return the weights with which a rank averages in this round, its own included; they sum to 1."""
+        weights = self.matrix(round)[rank]
+        return {int(j): float(weights[j]) for j in np.flatnonzero(weights)}
 
     def exchange(self, rank: int, round: int) -> Exchange:
         """Return what a rank sends and receives in this round: one copy to and from each neighbour.
@@ -83,11 +88,6 @@ class NeighbourMixing(_Exchanges):
     def nodes(self) -> int:
         """Number of ranks that the mixing is made for."""
         return self.graph.nodes
-
-    def row(self, rank: int, round: int) -> Mapping[int, float]:
-        """Return the weights with which a rank averages, its own included; they sum to 1."""
-        weights = _matrix(self.graph)[rank]
-        return {int(j): float(weights[j]) for j in np.flatnonzero(weights)}
 
     def matrix(self, round: int) -> Floats:
         """Return W, the rows of all ranks."""
@@ -120,11 +120,6 @@ class MatchaMixing(_Exchanges):
     def nodes(self) -> int:
         """Number of ranks that the mixing is made for."""
         return self.schedule.nodes
-
-    def row(self, rank: int, round: int) -> Mapping[int, float]:
-        """Return the weights with which a rank averages in this round, its own included; they sum to 1."""
-        others = dict(self.schedule.partners(rank, self.seed, round))
-        return {rank: 1.0 - sum(others.values()), **others}
 
     def matrix(self, round: int) -> Floats:
         """Return W of this round, the rows of all ranks."""

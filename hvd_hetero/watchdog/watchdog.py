@@ -71,9 +71,8 @@ class Watchdog:
     that names no rank, such as Horovod's "has been shut down".
 
     Rejected: waking the training thread by shutting Horovod down. That does not wake it if a rank was stopped, and the
-    error it gets restarts an elastic job, which then gets stuck again. Rejected, too: Horovod's
-    ``HOROVOD_STALL_CHECK_TIME_SECONDS``. A stopped rank blocks the negotiation that makes this check, and it knows
-    names of tensors, not lines of a program.
+    error it gets restarts an elastic job, which then gets stuck again. docs/waiting.md tells why Horovod's own check
+    of stalls does not help.
     """
 
     def __init__(

@@ -47,6 +47,7 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 
+from hvd_hetero.kept import Figure, Kept
 from hvd_hetero.prediction.base import Predictor
 from hvd_hetero.prediction.narx import neural_network
 from hvd_hetero.prediction.narx.training import Parameters, Trainer
@@ -66,25 +67,26 @@ def shipped() -> Mapping[str, Any]:
     return cast(Mapping[str, Any], json.loads(text))
 
 
-class _Logarithms:
+class _Logarithms(Kept):
     """The latest logarithms of a series, newest first, and their running mean."""
 
+    KEPT = (
+        Figure("latest", least=-math.inf, any_length=True),
+        Figure("mean", least=-math.inf),
+        Figure("count", whole=True),
+    )
+
     def __init__(self, length: int) -> None:
-        self.latest = deque[float](maxlen=length)
+        self._length = length
+        self.latest: list[float] = []
         self.mean = 0.0
         self.count = 0
 
     def add(self, logarithm: float) -> None:
         """Take in the logarithm of a round."""
         self.count += 1
-        self.latest.appendleft(logarithm)
+        self.latest = [logarithm, *self.latest][: self._length]
         self.mean += (logarithm - self.mean) * max(1.0 / self.count, _RATE)
-
-    def load(self, latest: Any, mean: Any, count: Any) -> None:
-        """Load what a predictor has saved."""
-        self.latest.clear()
-        self.latest.extend(map(float, latest))
-        self.mean, self.count = float(mean), int(count)
 
 
 class NARX(Predictor):
@@ -96,7 +98,13 @@ class NARX(Predictor):
     """
 
     name = "narx"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
+    KEPT = (
+        *(Figure(name, least=-math.inf, any_length=True) for name in ("_parameters", "_start")),
+        *(Figure(name) for name in ("_pull", "_ema")),
+        Figure("_train_at", whole=True),
+    )
+    PARTS = ("_speeds", "_cpus")
     uses_drivers = True
 
     def __init__(
@@ -123,21 +131,21 @@ class NARX(Predictor):
                 raise ValueError(f"{option}: must be at least {least} rounds, got {value!r}")
         self._parameters = self._start_of(warm_start)
         self._start = self._parameters or neural_network.start(seed)
-        self._pull = _PULL_SCRATCH if self._parameters is None else _PULL_WARM
+        self._pull = _PULL_WARM if self._parameters else _PULL_SCRATCH
         self._window, self._rounds_when_warm = window, rounds_when_warm
         self._retrain_every, self._trainer = retrain_every, Trainer(background)
         # Ranks of one machine begin at different rounds, so that their trainings rarely fall together.
         offset = os.getpid() % retrain_every if background else 0
-        self._train_at = (rounds_from_scratch if self._parameters is None else max(20, retrain_every)) + offset
+        self._train_at = (max(20, retrain_every) if self._parameters else rounds_from_scratch) + offset
         self._rows: deque[tuple[float, ...]] = deque(maxlen=window)
         self._speeds, self._cpus = _Logarithms(2), _Logarithms(1)
         self._ema = 0.0
 
     @classmethod
-    def _start_of(cls, warm_start: str | Mapping[str, Any] | None) -> Parameters | None:
-        """Return the parameters to begin with; None from scratch."""
+    def _start_of(cls, warm_start: str | Mapping[str, Any] | None) -> Parameters:
+        """Return the parameters to begin with; none from scratch."""
         if warm_start is None:
-            return None
+            return ()
         state = shipped() if warm_start == "shipped" else warm_start
         if isinstance(state, str):
             raise ValueError(f'warm_start: must be "shipped", None or a state of NARX, got {state!r}')
@@ -151,7 +159,7 @@ class NARX(Predictor):
     @property
     def trained(self) -> bool:
         """True if forecasts may come from the network already (given drivers), rather than from EMA."""
-        return self._parameters is not None and self.rounds >= self._rounds_when_warm
+        return bool(self._parameters) and self.rounds >= self._rounds_when_warm
 
     @property
     def examples(self) -> list[tuple[float, ...]]:
@@ -171,7 +179,7 @@ class NARX(Predictor):
 
     def _forecast(self, cpu: float, memory: float) -> float:
         inputs = self._inputs(self._log_cpu(cpu)) if self.trained else None
-        if inputs is None or self._parameters is None:
+        if inputs is None:
             return self._ema
         return math.exp(self._speeds.mean + neural_network.forward(self._parameters, inputs))
 
@@ -197,53 +205,33 @@ class NARX(Predictor):
         self._parameters = self._trainer.result() or self._parameters
 
     def _state(self) -> dict[str, Any]:
-        return {
-            "parameters": None if self._parameters is None else list(self._parameters),
-            "start": list(self._start),
-            "pull": self._pull,
-            "train_at": self._train_at,
-            "rows": [list(row) for row in self._rows],
-            "log_v": list(self._speeds.latest),
-            "cpu": [self._cpus.latest[0], self._cpus.mean, self._cpus.count] if self._cpus.count else None,
-            "mean": self._speeds.mean,
-            "ema": self._ema,
-        }
+        return super()._state() | {"rows": [list(row) for row in self._rows]}
 
     def _restore(self, state: Mapping[str, Any]) -> None:
-        parameters, start = _checked(state["parameters"]), _checked(state["start"])
+        _checked(state["parameters"]), _checked(state["start"])
         rows = [tuple(map(float, row)) for row in state["rows"]]
-        if start is None or any(len(row) != _ROW for row in rows) or len(state["log_v"]) > 2:
-            raise ValueError(f"state: start must be {neural_network.PARAMETERS} numbers, rows {_ROW}")
-        self._parameters, self._start, self._pull = parameters, start, float(state["pull"])
-        self._train_at = int(state["train_at"])
+        if any(len(row) != _ROW for row in rows):
+            raise ValueError(f"state: rows must be {_ROW} numbers each, got {state['rows']}")
+        super()._restore(state)
         self._rows = deque(rows, maxlen=self._window)
-        self._speeds.load(state["log_v"], state["mean"], state["rounds"])
-        *log_c, mean_c, known_c = state["cpu"] or (0.0, 0)
-        self._cpus.load(log_c, mean_c, known_c)
-        self._ema = float(state["ema"])
         self._trainer = Trainer(self._trainer.background)  # a training under way is of the former state
 
 
-def _train(
-    rows: list[tuple[float, ...]], current: Parameters | None, start: Parameters, pull: float
-) -> Parameters | None:
+def _train(rows: list[tuple[float, ...]], current: Parameters, start: Parameters, pull: float) -> Parameters | None:
     """Return parameters that fit the window, or None if they are worse than the present ones."""
     window = np.array(rows)
     inputs, targets, by_ema = window[:, : neural_network.INPUTS], window[:, -2], window[:, -1]
     old = len(rows) * 4 // 5
-    first = start if current is None else current
-    fitted = neural_network.fit(first, inputs[:old], targets[:old], pull=pull, rest=lambda: time.sleep(0))
-    in_use = by_ema if current is None else neural_network.forward_rows(np.array(current), inputs)[0]
+    fitted = neural_network.fit(current or start, inputs[:old], targets[:old], pull=pull, rest=lambda: time.sleep(0))
+    in_use = neural_network.forward_rows(np.array(current), inputs)[0] if current else by_ema
     new = neural_network.forward_rows(np.array(fitted.parameters), inputs)[0]
     errors = [float(np.sum((forecast - targets)[old:] ** 2)) for forecast in (new, in_use)]
     return fitted.parameters if errors[0] <= errors[1] else None
 
 
-def _checked(values: Any) -> Parameters | None:
-    """Return parameters from plain data; None stays None."""
-    if values is None:
-        return None
+def _checked(values: Any) -> Parameters:
+    """Return parameters from plain data, or none from none."""
     numbers = tuple(float(x) for x in values)
-    if len(numbers) != neural_network.PARAMETERS or not all(map(math.isfinite, numbers)):
+    if len(numbers) not in (0, neural_network.PARAMETERS) or not all(map(math.isfinite, numbers)):
         raise ValueError(f"parameters: NARX has {neural_network.PARAMETERS} finite ones, got {values!r}")
     return numbers
