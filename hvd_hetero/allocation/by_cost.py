@@ -31,7 +31,6 @@ import heapq
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate, islice
 from operator import itemgetter
 
@@ -39,7 +38,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from hvd_hetero import checks
-from hvd_hetero.checks import FloatArray, IntArray
+from hvd_hetero.checks import IntArray
 
 _TURNS, _LEVELS = 512, 7  # samples times orders of the ranks that are tried, and steps of the bisection (arbitrary)
 
@@ -56,20 +55,48 @@ def divide(costs: ArrayLike, shares: ArrayLike, *, least: int = 1) -> IntArray:
         ValueError: If samples or positive shares are too few, or costs too large.
         TypeError: If costs or shares are not integers.
     """
-    work = _Work.of(costs, 0, shares, least)
-    return work.able[work.dealt()]
+    c, _, x, able = _checked(costs, 0, shares, least)
+    k = x.size
+    total, unit = int(c.sum()), int(x.sum()) * k
+    heap = [-share * total * k + i for i, share in enumerate(x.tolist())]  # minus the deficit; the rank as last digit
+    heapq.heapify(heap)
+    order, taken = np.argsort(-c, kind="stable"), []
+    for cost in c[order].tolist():
+        taken.append(heap[0] % k)
+        heapq.heapreplace(heap, heap[0] + cost * unit)
+    ranks = np.empty_like(order)
+    ranks[order] = taken
+    counts = np.bincount(ranks, minlength=k)
+    while (counts < least).any():  # these take the cheapest samples that others can spare
+        spare = np.flatnonzero(counts[ranks] > least)
+        sample, rank = spare[c[spare].argmin()], counts.argmin()
+        counts[[ranks[sample], rank]] += [-1, 1]
+        ranks[sample] = rank
+    return able[ranks]
 
 
 def divide_padded(costs: ArrayLike, padded: ArrayLike, shares: ArrayLike, *, least: int = 1) -> IntArray:
     """Return the same where batches are padded; ``padded`` is p, an integer >= 0 for each sample."""
-    work = _Work.of(costs, padded, shares, least)
-    return work.able[work.runs()]
+    c, p, x, able = _checked(costs, padded, shares, least)
+    order, by_share = np.lexsort((-c, -p)), np.argsort(-x, kind="stable")
+    turns = (np.roll(way, turn) for turn in range(x.size) for way in (by_share, by_share[::-1]))
+    found = [
+        (*_runs(c[order], p[order], x[turn].tolist(), least), turn)
+        for turn in islice(turns, max(1, _TURNS // order.size))
+    ]
+    _, sizes, turn = min(found, key=itemgetter(0))
+    ranks = np.empty_like(order)
+    ranks[order] = np.repeat(turn, sizes)
+    return able[ranks]
 
 
 def latest(costs: ArrayLike, padded: ArrayLike, shares: ArrayLike, ranks: ArrayLike) -> float:
     """Return max_i F_i of a division, to compare it with another; ``padded`` may be 0."""
-    c, x = np.asarray(costs), np.maximum(shares, 1)
-    return float(_Work(c, np.broadcast_to(padded, c.shape), x, 0, np.arange(x.size)).finish(np.asarray(ranks)).max())
+    x, at = np.maximum(shares, 1), np.asarray(ranks)
+    longest = np.zeros(x.size)
+    np.maximum.at(longest, at, padded)
+    load = np.bincount(at, weights=np.asarray(costs), minlength=x.size)
+    return float(((load + np.bincount(at, minlength=x.size) * longest) / x).max())
 
 
 def room(lengths: ArrayLike, largest: float) -> IntArray:
@@ -91,8 +118,8 @@ def cut(costs: ArrayLike, padded: ArrayLike, count: int, room: ArrayLike | None 
 
     With ``room``, micro-batches keep to it if ``count`` is at least `needed`.
     """
-    work = _Work.of(costs, padded, np.ones(count, dtype=np.int64), 1)
-    return tuple(_runs(work.c, work.p, [1] * count, 1, None if room is None else np.asarray(room).tolist())[1])
+    c, p, _, _ = _checked(costs, padded, np.ones(count, dtype=np.int64), 1)
+    return tuple(_runs(c, p, [1] * count, 1, None if room is None else np.asarray(room).tolist())[1])
 
 
 def _runs(
@@ -130,75 +157,22 @@ def _runs(
     return best if best[1] else at(math.inf)[:2]
 
 
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """Samples to divide among ranks, by the letters above."""
-
-    c: IntArray
-    p: IntArray
-    x: IntArray
-    least: int
-    able: IntArray
-    """The ranks of the shares x, all of them positive."""
-
-    @classmethod
-    def of(cls, costs: ArrayLike, padded: ArrayLike, shares: ArrayLike, least: int) -> _Work:
-        """Return the checked work."""
-        n = np.size(costs)
-        c, p = checks.integers("costs", costs, n), checks.integers("padded", padded, n)
-        x = checks.integers("shares", shares, np.size(shares))
-        able = np.flatnonzero(x)
-        if not 0 < max(least, 1) * able.size <= n:
-            raise ValueError(
-                f"shares must be positive on at least one rank, and samples enough for {least} on each such rank, got "
-                f"{n} samples and {able.size} positive shares; raise the global batch"
-            )
-        if n * (int(c.max()) + int(p.max())) >= 2**53:  # below, floats hold every sum
-            raise ValueError(
-                f"costs and padding must be below 2**53 / {n} for {n} samples, got {c.max()} and {p.max()}; count "
-                "in larger units"
-            )
-        return cls(c if c.any() or p.any() else np.ones_like(c), p, x[able], least, able)
-
-    def dealt(self) -> IntArray:
-        """Return the ranks, by the rule; those with too few samples take the cheapest that others can spare."""
-        k, each = self.x.size, self.c + self.p
-        total, unit = int(each.sum()), int(self.x.sum()) * k
-        heap = [-x * total * k + i for i, x in enumerate(self.x.tolist())]  # minus the deficit; the rank as last digit
-        heapq.heapify(heap)
-        order, taken = np.argsort(-each, kind="stable"), []
-        for cost in each[order].tolist():
-            taken.append(heap[0] % k)
-            heapq.heapreplace(heap, heap[0] + cost * unit)
-        ranks = np.empty_like(order)
-        ranks[order] = taken
-        counts = np.bincount(ranks, minlength=k)
-        while (counts < self.least).any():
-            spare = np.flatnonzero(counts[ranks] > self.least)
-            sample, rank = spare[each[spare].argmin()], counts.argmin()
-            counts[[ranks[sample], rank]] += [-1, 1]
-            ranks[sample] = rank
-        return ranks
-
-    def runs(self) -> IntArray:
-        """Return the ranks if each has a run of sorted samples, in the best of some orders of the ranks."""
-        order, ranks = np.lexsort((-self.c, -self.p)), np.argsort(-self.x, kind="stable")
-        turns = (np.roll(way, turn) for turn in range(ranks.size) for way in (ranks, ranks[::-1]))
-        c, p = self.c[order], self.p[order]
-        found = [
-            (*_runs(c, p, self.x[turn].tolist(), self.least), turn)
-            for turn in islice(turns, max(1, _TURNS // order.size))
-        ]
-        _, sizes, ranks = min(found, key=itemgetter(0))
-        start = np.empty_like(order)
-        start[order] = np.repeat(ranks, sizes)
-        return start
-
-    def finish(self, ranks: IntArray) -> FloatArray:
-        """Return F."""
-        load = np.bincount(ranks, weights=self.c, minlength=self.x.size).astype(np.float64)
-        if self.p.any():
-            longest = np.zeros(self.x.size)
-            np.maximum.at(longest, ranks, self.p)
-            load = load + np.bincount(ranks, minlength=self.x.size) * longest
-        return np.asarray(load / self.x)
+def _checked(
+    costs: ArrayLike, padded: ArrayLike, shares: ArrayLike, least: int
+) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+    """Return costs, padding, the positive shares, and the ranks that have them."""
+    n = np.size(costs)
+    c, p = checks.integers("costs", costs, n), checks.integers("padded", padded, n)
+    x = checks.integers("shares", shares, np.size(shares))
+    able = np.flatnonzero(x)
+    if not 0 < max(least, 1) * able.size <= n:
+        raise ValueError(
+            f"shares must be positive on at least one rank, and samples enough for {least} on each such rank, got "
+            f"{n} samples and {able.size} positive shares; raise the global batch"
+        )
+    if n * (int(c.max()) + int(p.max())) >= 2**53:  # below, floats hold every sum
+        raise ValueError(
+            f"costs and padding must be below 2**53 / {n} for {n} samples, got {c.max()} and {p.max()}; count "
+            "in larger units"
+        )
+    return (c if c.any() or p.any() else np.ones_like(c)), p, x[able], able

@@ -63,8 +63,7 @@ class RunFile:
         self._file: TextIO | None = None
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            if kept := self._open():
-                logger.warning("%s exists already, and is kept as %s", named(self._path), named(kept))
+            self._begin(f"{named(self._path)} exists already, and is")
         except OSError as error:
             if not goes_on:  # a mistake of the user, to be reported at once
                 why = "its folder is a file" if isinstance(error, FileExistsError) else error.strerror or error
@@ -75,13 +74,16 @@ class RunFile:
                 told.errno = error.errno
                 raise told from error
             self._warn(error)
-        self._write(self._header)
 
     def __call__(self, record: Record) -> None:
         """Write a record and hand it to the operating system: a crash of this process takes no line that is written."""
         goes_back, self._latest = record["round"] <= self._latest, record["round"]
         if self._file is not None and goes_back:
-            self._begin_another()
+            self.close()
+            try:
+                self._begin("rounds begin again at an earlier one; those so far are")
+            except OSError as error:
+                self._warn(error)
         self._write(record)
 
     def close(self) -> None:
@@ -93,10 +95,10 @@ class RunFile:
             except OSError as error:  # some file systems report a full disk only now
                 self._warn(error)
 
-    def _open(self) -> str:
-        """Begin a file and return the name that a former one has now; another job may do so at the same moment."""
+    def _begin(self, why: str) -> None:
+        """Begin a file, and keep a former one under another name; another job may do so at the same moment."""
         kept = ""
-        while True:
+        while self._file is None:
             try:
                 self._file = self._path.open("x", encoding="utf-8")
             except FileExistsError:
@@ -104,16 +106,8 @@ class RunFile:
                     self._file = self._path.open("a", encoding="utf-8")
                 else:
                     kept = _keep_former(self._path) or kept  # a job that still writes to it goes on
-                    continue
-            return kept
-
-    def _begin_another(self) -> None:
-        self.close()
-        try:
-            if kept := self._open():
-                logger.warning("rounds begin again at an earlier one; those so far are kept as %s", named(kept))
-        except OSError as error:
-            self._warn(error)
+        if kept:
+            logger.warning("%s kept as %s", why, named(kept))
         self._write(self._header)
 
     def _write(self, line: dict[str, Any]) -> None:

@@ -25,93 +25,84 @@ Differences from the paper
 
 from __future__ import annotations
 
+from itertools import product
+
 from hvd_hetero.topology.graphs import Edge, Graph
+
+Coloring = list[dict[int, int]]
+"""For each node, the other ends of its coloured edges by their colours."""
 
 
 def matching_decomposition(graph: Graph) -> tuple[tuple[Edge, ...], ...]:
     """Return Delta or Delta + 1 matchings that hold each edge of ``graph`` exactly once."""
     degree = int(graph.degrees().max())
-    coloring = _Coloring(graph.nodes, degree)
-    if not all(coloring.add_by_swap(u, v) for u, v in graph.edges):
-        coloring = _Coloring(graph.nodes, degree + 1)
+    at: Coloring = [{} for _ in range(graph.nodes)]
+    if not all(_color_by_swap(at, u, v, degree) for u, v in graph.edges):
+        at = [{} for _ in range(graph.nodes)]
         for u, v in graph.edges:
-            coloring.add_by_fan(u, v)
-    matchings: list[list[Edge]] = [[] for _ in range(coloring.colors)]
+            _color_by_fan(at, u, v, degree + 1)
+    matchings: list[list[Edge]] = [[] for _ in range(degree + 1)]
     for i, j in graph.edges:
-        matchings[coloring.on[i][j]].append((i, j))
+        matchings[_colors(at, i)[j]].append((i, j))
     return tuple(tuple(matching) for matching in matchings if matching)
 
 
-class _Coloring:
-    """A proper colouring of the edges added so far, as seen from each node.
+def _color_by_swap(at: Coloring, u: int, v: int, colors: int) -> bool:
+    """Take Kempe's step; return False and change nothing if every path from v ends at u."""
+    free_u, free_v = _free(at, u, colors), _free(at, v, colors)
+    for c in free_u:
+        if c in free_v:
+            _set(at, u, v, c)
+            return True
+    for c, d in product(free_u, free_v):
+        path = _path(at, v, c, d)
+        if path[-1][1] != u:
+            _swap(at, path, c, d)
+            _set(at, u, v, c)
+            return True
+    return False
 
-    ``at[x]`` maps a colour to the neighbour at the other end of that edge; ``on[x]`` maps a neighbour to the colour.
-    """
 
-    def __init__(self, nodes: int, colors: int) -> None:
-        self.colors = colors
-        self.at: list[dict[int, int]] = [{} for _ in range(nodes)]
-        self.on: list[dict[int, int]] = [{} for _ in range(nodes)]
+def _color_by_fan(at: Coloring, u: int, v: int, colors: int) -> None:
+    """Take the step of Misra and Gries; needs a free colour on every node."""
+    fan, left = [v], _colors(at, u)
+    while (following := next((f for f, color in left.items() if color not in at[fan[-1]]), None)) is not None:
+        fan.append(following)
+        del left[following]
+    c, d = _free(at, u, colors)[0], _free(at, fan[-1], colors)[0]
+    _swap(at, _path(at, u, d, c), c, d)
+    width = next(w for w, f in enumerate(fan) if d not in at[f])
+    of = _colors(at, u)
+    shifted = [of[f] for f in fan[1 : width + 1]]
+    for f, color in zip(fan[1:], shifted, strict=False):
+        del at[u][color], at[f][color]
+    for f, color in zip(fan, [*shifted, d], strict=False):
+        _set(at, u, f, color)
 
-    def add_by_swap(self, u: int, v: int) -> bool:
-        """Take Kempe's step; return False and change nothing if every path from v ends at u."""
-        free_u, free_v = self._free(u), self._free(v)
-        for c in free_u:
-            if c in free_v:
-                self._set(u, v, c)
-                return True
-        for c in free_u:
-            for d in free_v:
-                path = self._path(v, c, d)
-                if path[-1][1] != u:
-                    self._swap(path, c, d)
-                    self._set(u, v, c)
-                    return True
-        return False
 
-    def add_by_fan(self, u: int, v: int) -> None:
-        """Take the step of Misra and Gries; needs a free colour on every node."""
-        fan = self._fan(u, v)
-        c, d = self._free(u)[0], self._free(fan[-1])[0]
-        self._swap(self._path(u, d, c), c, d)
-        width = next(w for w, f in enumerate(fan) if d not in self.at[f])
-        shifted = [self.on[u][f] for f in fan[1 : width + 1]]
-        for f in fan[1 : width + 1]:
-            self._unset(u, f)
-        for f, color in zip(fan, [*shifted, d], strict=False):
-            self._set(u, f, color)
+def _colors(at: Coloring, x: int) -> dict[int, int]:
+    return {y: color for color, y in at[x].items()}
 
-    def _free(self, x: int) -> list[int]:
-        return [color for color in range(self.colors) if color not in self.at[x]]
 
-    def _fan(self, u: int, v: int) -> list[int]:
-        fan, left = [v], dict(self.on[u])
-        while True:
-            following = next((f for f, color in left.items() if color not in self.at[fan[-1]]), None)
-            if following is None:
-                return fan
-            fan.append(following)
-            del left[following]
+def _free(at: Coloring, x: int, colors: int) -> list[int]:
+    return [color for color in range(colors) if color not in at[x]]
 
-    def _path(self, x: int, first: int, second: int) -> list[tuple[int, int, int]]:
-        """Return the edges (x, y, colour) from x that bear first, second, first, ...; ``second`` is free on x."""
-        path, color = [], first
-        while color in self.at[x]:
-            y = self.at[x][color]
-            path.append((x, y, color))
-            x, color = y, first + second - color
-        return path
 
-    def _swap(self, path: list[tuple[int, int, int]], c: int, d: int) -> None:
-        for x, y, _ in path:
-            self._unset(x, y)
-        for x, y, color in path:
-            self._set(x, y, c + d - color)
+def _path(at: Coloring, x: int, first: int, second: int) -> list[tuple[int, int, int]]:
+    """Return the edges (x, y, colour) from x that bear first, second, first, ...; ``second`` is free on x."""
+    path, color = [], first
+    while color in at[x]:
+        path.append((x, at[x][color], color))
+        x, color = at[x][color], first + second - color
+    return path
 
-    def _set(self, x: int, y: int, color: int) -> None:
-        self.at[x][color], self.at[y][color] = y, x
-        self.on[x][y] = self.on[y][x] = color
 
-    def _unset(self, x: int, y: int) -> None:
-        color = self.on[x].pop(y)
-        del self.on[y][x], self.at[x][color], self.at[y][color]
+def _swap(at: Coloring, path: list[tuple[int, int, int]], c: int, d: int) -> None:
+    for x, y, color in path:
+        del at[x][color], at[y][color]
+    for x, y, color in path:
+        _set(at, x, y, c + d - color)
+
+
+def _set(at: Coloring, x: int, y: int, color: int) -> None:
+    at[x][color], at[y][color] = y, x

@@ -13,10 +13,9 @@ Differences from the paper: it states neither sizes nor schedule; 4 hidden units
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections import deque
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -30,7 +29,9 @@ EARLY_STOP_FALL, EARLY_STOP_STEPS = 1e-4, 4  # lb-bsp section 4.2
 
 
 class Recurrent(Predictor):
-    """Base of the recurrent baselines; a subclass names its cell."""
+    """Base of the recurrent baselines; a subclass names its layer, a class of ``torch.nn``."""
+
+    layer: ClassVar[str]
 
     def __init__(
         self, *, seed: int = 0, hidden: int = 4, window: int = 200, retrain_every: int = 50, steps: int = 60
@@ -53,12 +54,9 @@ class Recurrent(Predictor):
         self._ema, self._mean, self._deviation = 0.0, 0.0, 0.0  # deviation 0: not trained yet
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self._net = torch.nn.ModuleList([self._cell(hidden), torch.nn.Linear(hidden, 1)]).double()
-
-    @staticmethod
-    @abstractmethod
-    def _cell(hidden: int) -> torch.nn.RNNBase:
-        """Return a recurrent layer from one input to ``hidden`` units, batch first."""
+            self._net = torch.nn.ModuleList(
+                [getattr(torch.nn, self.layer)(1, hidden, batch_first=True), torch.nn.Linear(hidden, 1)]
+            ).double()
 
     def _apply(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return (N,) forecasts for (N, 2) standardised speeds."""
@@ -127,22 +125,10 @@ class Recurrent(Predictor):
 class SimpleRNN(Recurrent):
     """Predict by an Elman network over the last two speeds; needs torch."""
 
-    name = "simple_rnn"
-
-    @staticmethod
-    def _cell(hidden: int) -> torch.nn.RNNBase:
-        import torch
-
-        return torch.nn.RNN(1, hidden, batch_first=True)
+    name, layer = "simple_rnn", "RNN"
 
 
 class LSTM(Recurrent):
     """Predict by an LSTM over the last two speeds; needs torch."""
 
-    name = "lstm"
-
-    @staticmethod
-    def _cell(hidden: int) -> torch.nn.RNNBase:
-        import torch
-
-        return torch.nn.LSTM(1, hidden, batch_first=True)
+    name, layer = "lstm", "LSTM"
