@@ -47,20 +47,9 @@ def minimax_lp(
     *,
     time_limit_s: float | None = None,
 ) -> Allocation | SolverFailure:
-    """Return the linear program's split, rounded; arguments and errors are as for `minimax`.
+    """Return the linear program's split, rounded, or HiGHS's message if it did not reach an optimum.
 
-    Args:
-        slope: m, seconds per sample.
-        intercept: b, seconds.
-        comm: t^m, seconds.
-        total: X, samples.
-        lower: x^s, samples.
-        upper: x^o, samples.
-        multiple_of: Divisor of every share.
-        time_limit_s: Seconds after which HiGHS gives up, or None for no limit.
-
-    Returns:
-        The rounded split, or HiGHS's message if it did not reach an optimum.
+    Arguments and errors are as for `minimax`; HiGHS gives up after `time_limit_s` seconds.
     """
     # Imported here because it takes most of this package's start-up time, and no training step needs it.
     from scipy.optimize import linprog

@@ -51,9 +51,8 @@ class AffineCosts:
         latest one becomes as late.
         """
         heads = self._heads(plan)
-        work = plan.shares + heads
-        latest_s = float((work / self._rates * sure).max()) * (1.0 - tolerance)
-        with_one_more_s = float(((work + self._step) / self._rates).min())
+        latest_s = self._latest_s(plan, heads, sure) * (1.0 - tolerance)
+        with_one_more_s = float(((plan.shares + heads + self._step) / self._rates).min())
         if with_one_more_s >= latest_s:
             return True
         return max(self._level(plan.total, heads)) >= latest_s
@@ -65,8 +64,7 @@ class AffineCosts:
     def gain(self, plan: RoundPlan, sure: Floats | float = 1.0) -> float:
         """Return the share of a round that the best real-valued split saves; all speeds are known."""
         heads = self._heads(plan)
-        latest_s = float(((plan.shares + heads) / self._rates * sure).max())
-        return max(1.0 - max(self._level(plan.total, heads)) / latest_s, 0.0)
+        return max(1.0 - max(self._level(plan.total, heads)) / self._latest_s(plan, heads, sure), 0.0)
 
     def round_s(self, plan: RoundPlan, *, divided: bool) -> float:
         """Return the seconds of a round of this plan's samples and micro-batches: ``divided`` as is best, or as it is.
@@ -76,7 +74,10 @@ class AffineCosts:
         if not self.all_known:
             return math.nan
         heads = self._heads(plan)
-        return max(self._level(plan.total, heads)) if divided else float(((plan.shares + heads) / self._rates).max())
+        return max(self._level(plan.total, heads)) if divided else self._latest_s(plan, heads)
+
+    def _latest_s(self, plan: RoundPlan, heads: Floats, sure: Floats | float = 1.0) -> float:
+        return float(((plan.shares + heads) / self._rates * sure).max())
 
     def _heads(self, plan: RoundPlan) -> Floats:
         """Return h for the micro-batches of a plan; a rank without samples counts one."""
@@ -93,7 +94,7 @@ class AffineCosts:
 
     def _found_level(self, total: int, heads: Floats) -> tuple[float, float]:
         rates, least = self._rates, self._minimum
-        level_s = (total + (self._overhead if heads is self._fixed else _sum(heads))) / self._pace
+        level_s = (total + _sum(heads)) / self._pace
         free = rates * level_s - heads >= least
         if free.all():
             return level_s, 0.0
@@ -160,11 +161,6 @@ class AffineCosts:
         return _sum(self._rates)
 
     @cached_property
-    def _overhead(self) -> float:
-        """The sum of β, for one micro-batch of each rank."""
-        return _sum(self._fixed) if np.count_nonzero(self._fixed) else 0.0
-
-    @cached_property
     def _comparable(self) -> npt.NDArray[np.int64]:
         return quantise(self._speeds) if self.all_known else comparable_speeds(self._speeds)
 
@@ -187,4 +183,4 @@ class AffineCosts:
 
 def _sum(figures: Floats) -> float:
     """Return the sum, rounded once, and so the same everywhere."""
-    return math.fsum(figures.tolist())
+    return math.fsum(figures.tolist()) if np.count_nonzero(figures) else 0.0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from hvd_hetero.columns import written
 from hvd_hetero.rounds import FinishedRound, RoundTable
@@ -46,16 +46,6 @@ def _known(figures: list[float]) -> list[float | None]:
     return [figure if math.isfinite(figure) else None for figure in figures]
 
 
-class RecordsFile(Protocol):
-    """The writer of a run's records."""
-
-    def __call__(self, record: Record) -> None:
-        """Write a record."""
-
-    def close(self) -> None:
-        """Close the file."""
-
-
 class _Listening(NamedTuple):
     listener: Listener
     every: int
@@ -70,7 +60,7 @@ class Recorder:
     training, or end it on one rank alone.
     """
 
-    def __init__(self, file: RecordsFile | None = None, *, every: int = 1) -> None:
+    def __init__(self, file: Listener | None = None, *, every: int = 1) -> None:
         self._held: Record | None = None
         self._laps: list[float] = []
         """``lap_s`` of the table that the held record is made of."""

@@ -39,16 +39,9 @@ class Graph:
 
     def is_connected(self) -> bool:
         """Return True if a path leads from every node to every other."""
-        adjacent: list[list[int]] = [[] for _ in range(self.nodes)]
-        for i, j in self.edges:
-            adjacent[i].append(j)
-            adjacent[j].append(i)
-        seen, ahead = {0}, [0]
-        while ahead:
-            new = set(adjacent[ahead.pop()]) - seen
-            seen |= new
-            ahead.extend(new)
-        return len(seen) == self.nodes
+        from scipy.sparse.csgraph import connected_components
+
+        return int(connected_components(laplacian(self.nodes, self.edges))[0]) == 1
 
 
 def ring(nodes: int) -> Graph:
