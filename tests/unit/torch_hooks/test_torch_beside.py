@@ -24,6 +24,7 @@ from hvd_hetero.testing import ThreadRankError, run_on_threads  # noqa: E402
 from torch_hooks import BalancedLoader, LoadBalance, SavedTraining, SyncBatchNorm  # noqa: E402
 from torch_hooks.beside import comparison, layers  # noqa: E402
 from torch_hooks.cuda_stopwatch import CudaStopwatch  # noqa: E402
+from torch_hooks.data import micro_batches  # noqa: E402
 
 torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)  # imports what all threads would import at once
 SAMPLES, ROUNDS = 40, 12
@@ -569,6 +570,12 @@ class Clock:
         return Works.apply(model(x)).square().mean()
 
 
+@pytest.fixture
+def data_at_once(monkeypatch):
+    """No rank waits for its data, however busy the machine is."""
+    monkeypatch.setattr(micro_batches, "time", SimpleNamespace(perf_counter=lambda: 0.0))
+
+
 def timed(top=lambda rounds, clock: None, rounds=12, leaves=lambda i: False, policy="lb-bsp", epochs=1, queued=False):
     """Return the rounds that tables tell of, their figures, and the last plan, of a training by such a clock.
 
@@ -596,6 +603,7 @@ def timed(top=lambda rounds, clock: None, rounds=12, leaves=lambda i: False, pol
     return [(each.round, {name: each.table.column(name) for name in names}) for each in tables], plans
 
 
+@pytest.mark.usefixtures("data_at_once")
 @pytest.mark.parametrize("queued", [False, True])
 @pytest.mark.parametrize("costs_s", [0.0, 4e-3])
 def test_an_evaluation_at_the_top_of_the_body_is_no_work_on_the_batch(monkeypatch, costs_s, queued):
@@ -615,6 +623,7 @@ def test_an_evaluation_at_the_top_of_the_body_is_no_work_on_the_batch(monkeypatc
             assert told["compute_s"] == pytest.approx([0.122] * 2, abs=1e-6)
 
 
+@pytest.mark.usefixtures("data_at_once")
 def test_what_comes_with_every_batch_is_work_on_it():
     """As a teacher's forward pass is, or a slower processor."""
 
@@ -625,6 +634,7 @@ def test_what_comes_with_every_batch_is_work_on_it():
         assert tables[-1][1]["compute_s"] == pytest.approx([0.122, 0.422])
 
 
+@pytest.mark.usefixtures("data_at_once")
 @pytest.mark.parametrize("costs_s", [0.0, 4e-3])
 def test_the_update_comes_once_a_round(monkeypatch, costs_s):
     monkeypatch.setattr(late_tables, "_COSTS_S", costs_s)
@@ -633,6 +643,7 @@ def test_the_update_comes_once_a_round(monkeypatch, costs_s):
             assert (told["once_s"] - told["input_s"]).tolist() == pytest.approx([0.002] * 2)
 
 
+@pytest.mark.usefixtures("data_at_once")
 @pytest.mark.parametrize("queued", [False, True])
 def test_a_batch_that_is_left_unused_takes_no_finished_round_along(monkeypatch, queued):
     monkeypatch.setattr(late_tables, "_COSTS_S", 5e-3)  # a table for five rounds
