@@ -115,7 +115,7 @@ def _described(args: argparse.Namespace) -> tuple[Description, Replay | None]:
     from hvd_hetero.telemetry.files import named
     from hvd_hetero.tools.simulation.description import ROUNDS, SEED, check, read_description, recorded_description
     from hvd_hetero.tools.simulation.schemes import choose, choose_all
-    from hvd_hetero.tools.simulation.settings import shown
+    from hvd_hetero.tools.simulation.settings import checked
     from hvd_hetero.tools.simulation.what_if import Changes
 
     machines: Replay | None = None
@@ -137,13 +137,9 @@ def _described(args: argparse.Namespace) -> tuple[Description, Replay | None]:
     if args.policies is not None:
         described = replace(described, schemes=choose_all(args.policies, "--policies"))
     if args.rounds is not None:
-        if not ROUNDS.least <= args.rounds <= ROUNDS.most:
-            raise ValueError(f"--rounds must be at least 1 and at most {ROUNDS.most}, got {shown(args.rounds)}")
-        described = replace(described, rounds=args.rounds)
+        described = replace(described, rounds=checked("--rounds", args.rounds, ROUNDS))
     if args.seed is not None:
-        if not SEED.least <= args.seed <= SEED.most:
-            raise ValueError(f"--seed must be at least 0 and below 2**63, got {shown(args.seed)}")
-        described = replace(described, cluster=replace(described.cluster, seed=args.seed))
+        described = replace(described, cluster=replace(described.cluster, seed=checked("--seed", args.seed, SEED)))
     if args.global_batch is not None:
         described = replace(described, global_batch=args.global_batch, totals=())
     changes = Changes(args.drop, args.add, args.replace, args.network)

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hvd_hetero.telemetry.run import Run
-from hvd_hetero.tools.simulation.limits import MOST_SPEED
+from hvd_hetero.tools.simulation.settings import MOST_SPEED
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]

@@ -2,154 +2,208 @@
 
 from __future__ import annotations
 
+import csv
+import gzip
+import io
 import math
+import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hvd_hetero.rounds import MAX_ROUND_SAMPLES
-from hvd_hetero.tools.simulation import limits
-from hvd_hetero.tools.simulation.availability import ALWAYS, Availability
+from hvd_hetero.telemetry.files import open_file
+from hvd_hetero.tools.simulation.availability import Availability
 from hvd_hetero.tools.simulation.cluster import Drivers, Worker
 from hvd_hetero.tools.simulation.compute import Compute
 from hvd_hetero.tools.simulation.network import Network
-from hvd_hetero.tools.simulation.series import column
-from hvd_hetero.tools.simulation.settings import Range, Settings, shown
+from hvd_hetero.tools.simulation.settings import (
+    LONGEST_S,
+    MOST_RATIO,
+    MOST_SPEED,
+    MOST_WORKERS,
+    REQUIRED,
+    Setting,
+    checked,
+    read,
+    shown,
+)
 from hvd_hetero.tools.simulation.variation import Exponential, Jitter, RandomSlowDown, Recorded, Variation
 
+T = TypeVar("T")
 _BYTES_PER_MBIT = 1e6 / 8
-
-MILLISECONDS = Range(0, 1e3 * limits.LONGEST_S, "milliseconds, 0 for none")
-_BANDWIDTH = Range(1 / limits.MOST_RATIO, math.inf, "megabits per second; leave it out for a link that takes no time")
-_SPEED = Range(1 / limits.MOST_RATIO, limits.MOST_SPEED, "samples per second")
-_SLOPE_MS = Range(1e3 / limits.MOST_SPEED, 1e3 * limits.MOST_RATIO, "milliseconds per sample")
-_SAMPLES = Range(1, MAX_ROUND_SAMPLES, "samples; leave it out where there is no such limit")
-_MOMENT = Range(1 / limits.MOST_RATIO, limits.MOST_SPEED, "seconds")
-_SHARE = Range(
-    1 / limits.MOST_RATIO,
-    limits.MOST_RATIO,
-    "a share; a worker that stops for good would never finish: use a small one",
-)
-_FACTOR = Range(1 / limits.MOST_RATIO, limits.MOST_RATIO, "a factor; 2 is twice")
 _LEAST_LEFT = 0.01  # of a machine that others use: a share of 0 never ends (arbitrary)
-_SECONDS = Range(0, limits.LONGEST_S, "the seconds that the transfer of a round takes")
-_OF_WORKERS = f"the workers of this kind; a cluster may have {limits.MOST_WORKERS}"
+
+MILLISECONDS = Setting(float, 0.0, 0, 1e3 * LONGEST_S, "milliseconds, 0 for none")
+_MBPS = "megabits per second; leave it out for a link that takes no time"
+_SECONDS = Setting(float, least=0, most=LONGEST_S, of="the seconds that the transfer of a round takes")
+_FACTOR = Setting(float, 1.0, 1 / MOST_RATIO, MOST_RATIO, "a factor; 2 is twice")
+_SAMPLES = "samples; leave it out where there is no such limit"
+_SHARE = "a share; a worker that stops for good would never finish: use a small one"
+
+_WORKER = {
+    "count": Setting(int, 1, 1, MOST_WORKERS, f"the workers of this kind; a cluster may have {MOST_WORKERS}"),
+    "samples_per_s": Setting(float, None, 1 / MOST_RATIO, MOST_SPEED, "samples per second"),
+    "slope_ms": Setting(float, None, 1e3 / MOST_SPEED, 1e3 * MOST_RATIO, "milliseconds per sample"),
+    "fixed_ms": MILLISECONDS,
+    "saturation": Setting(float, 1.0, 1, MAX_ROUND_SAMPLES, _SAMPLES),
+    "memory_limit": Setting(int, None, 1, MAX_ROUND_SAMPLES, _SAMPLES),
+    "availability": Setting(dict, None),
+    "variation": Setting(list, ()),
+    "bandwidth_mbps": Setting(float, None, 1 / MOST_RATIO, of=_MBPS),
+    "link": Setting(dict, None),
+    "drivers": Setting(dict, None),
+}
+_DRIVERS = {
+    "known": Setting(bool, True),
+    "lag_s": Setting(float, 0.0, 0, LONGEST_S, "seconds"),
+    "noise": Setting(float, 0.0, 0, 1, "the standard deviation of a share"),
+    "memory": Setting(dict, None),
+}
+_COLUMN = {"file": Setting(str), "column": Setting(str), "where": Setting(str, None), "equals": Setting(str, None)}
+_MOMENT = 1 / MOST_RATIO, MOST_SPEED, "seconds"
+_SHARES = {
+    "at_s": Setting(tuple, (0.0,), 0, MOST_SPEED, "the seconds of a change"),
+    "share": Setting(tuple, least=1 / MOST_RATIO, most=MOST_RATIO, of=_SHARE),
+    "period_s": Setting(float, None, *_MOMENT),
+}
+_TRACE = _COLUMN | {
+    "step_s": Setting(float, REQUIRED, *_MOMENT),
+    "scale": _FACTOR,
+    "used": Setting(bool, False),
+    "repeat": Setting(bool, True),
+}
+_VARIATIONS: dict[str, tuple[type[Variation], dict[str, Setting]]] = {
+    "exponential": (Exponential, {}),
+    "slow-down": (
+        RandomSlowDown,
+        {
+            "most": Setting(float, 2.0, 1, MOST_RATIO, "times as long at most; 2 is twice"),
+            "probability": Setting(float, 1.0, 0, 1, "the share of batches that are slow"),
+        },
+    ),
+    "jitter": (Jitter, {"sigma": Setting(float, 0.02, 0, 3, "a relative deviation; 0.02 is about 2 %")}),
+    "recorded": (Recorded, _COLUMN),
+}
+_VARIATION = {"kind": Setting(str, known=_VARIATIONS), "per": Setting(str, "round", known=("round", "batch"))}
+_NETWORK = {
+    "kind": Setting(str, "ring", known=("ring", "server", "recorded")),
+    "latency_ms": MILLISECONDS,
+    "message_mb": Setting(float, 0.0, 0, 1e9, "megabytes of gradients"),
+    "bandwidth_mbps": Setting(float, math.inf, 1 / MOST_RATIO, of=_MBPS),
+    "server_bandwidth_mbps": Setting(float, math.inf, 1 / MOST_RATIO, of=_MBPS),
+}
 
 
-def _mapping(entry: Any, where: str) -> dict[str, Any]:
-    if not isinstance(entry, dict):
-        raise ValueError(f"{where} must be a table of settings, got {shown(entry)}")
-    return entry
-
-
-def read_workers(top: Settings, folder: Path) -> tuple[Worker, ...]:
+def read_workers(entries: list[Any], where: str, folder: Path) -> tuple[Worker, ...]:
     """Return the workers of a description, whose paths are relative to this folder."""
     found: list[Worker] = []
-    for number, entry in enumerate(top.take("workers", list)):
-        settings = Settings(_mapping(entry, f"{top.where}.workers[{number}]"), f"{top.where}.workers[{number}]")
-        count = settings.whole("count", Range(1, limits.MOST_WORKERS - len(found), _OF_WORKERS), 1)
-        try:
-            found += [_worker(settings, folder)] * count
-        except ValueError as error:
-            raise ValueError(str(error) if settings.where in str(error) else f"{settings.where}: {error}") from None
-        settings.finish()
+    for number, entry in enumerate(entries):
+        place = f"{where}.workers[{number}]"
+        values = read(entry, _WORKER, place)
+        found += [_worker(values, place, folder)] * values["count"]
+        if len(found) > MOST_WORKERS:
+            raise ValueError(f"{place}: count must leave at most {MOST_WORKERS} workers in all, got {len(found)}")
     if not found:
-        raise ValueError(f"{top.where} needs at least one [[workers]] table, and has none")
+        raise ValueError(f"{where} needs at least one [[workers]] table, and has none")
     return tuple(found)
 
 
-def _worker(settings: Settings, folder: Path) -> Worker:
-    speed = settings.number("samples_per_s", _SPEED, None)
-    slope_ms = settings.number("slope_ms", _SLOPE_MS, None)
+def _worker(values: dict[str, Any], where: str, folder: Path) -> Worker:
+    speed, slope_ms, mbps = values["samples_per_s"], values["slope_ms"], values["bandwidth_mbps"]
     if (speed is None) == (slope_ms is None):
-        hint = settings.misspelt("samples_per_s") or settings.misspelt("slope_ms") if speed is None else ""
-        raise ValueError(f"give either samples_per_s (time proportional to the batch) or slope_ms (per sample){hint}")
-    compute = Compute(
-        1.0 / speed if speed is not None else (slope_ms or 0.0) / 1e3,
-        settings.number("fixed_ms", MILLISECONDS, 0.0) / 1e3,
-        settings.number("saturation", _SAMPLES, 1.0),
-        settings.whole("memory_limit", _SAMPLES, None),
-    )
-    own_mbps = settings.number("bandwidth_mbps", _BANDWIDTH, None)
-    variation = tuple(_variation(v, settings.where, folder) for v in settings.take("variation", list, []))
+        raise ValueError(
+            f"{where}: give either samples_per_s (time proportional to the batch) or slope_ms (per sample)"
+        )
+    slope_s = slope_ms / 1e3 if speed is None else 1.0 / speed
+    compute = _made(where, Compute, slope_s, values["fixed_ms"] / 1e3, values["saturation"], values["memory_limit"])
+    told = {} if values["drivers"] is None else read(values["drivers"], _DRIVERS, f"{where}.drivers")
+    if told:
+        told["memory"] = told["memory"] and _availability(told["memory"], f"{where}.drivers.memory", folder)
     return Worker(
         compute,
-        _availability(settings.table("availability"), folder) or ALWAYS,
-        variation,
-        None if own_mbps is None else own_mbps * _BYTES_PER_MBIT,
-        _availability(settings.table("link"), folder) or ALWAYS,
-        _drivers(settings.table("drivers"), folder),
+        _availability(values["availability"], f"{where}.availability", folder),
+        tuple(_variation(entry, f"{where}.variation", folder) for entry in values["variation"]),
+        None if mbps is None else mbps * _BYTES_PER_MBIT,
+        _availability(values["link"], f"{where}.link", folder),
+        Drivers(**told),
     )
 
 
-def _drivers(settings: Settings | None, folder: Path) -> Drivers:
-    if settings is None:
-        return Drivers()
-    drivers = Drivers(
-        settings.take("known", bool, True),
-        settings.number("lag_s", Range(0, limits.LONGEST_S, "seconds"), 0.0),
-        settings.number("noise", Range(0, 1, "the standard deviation of a share"), 0.0),
-        _availability(settings.table("memory"), folder),
-    )
-    settings.finish()
-    return drivers
-
-
-def _availability(settings: Settings | None, folder: Path) -> Availability | None:
-    if settings is None:
-        return None
+def _made(where: str, kind: Callable[..., T], *arguments: Any, **named: Any) -> T:
+    """Return an object whose own rules hold; an error names the table."""
     try:
-        if "file" in settings:
-            scale = settings.number("scale", _FACTOR, 1.0)
-            if settings.take("used", bool, False):
-                used = column(settings, folder, Range(0, 1 / scale, "the share that others use, times 1 / scale"))
-                shares = [max(1.0 - scale * v, _LEAST_LEFT) for v in used]
-            else:
-                within = Range(_SHARE.least / scale, _SHARE.most / scale, _SHARE.of)
-                shares = [scale * v for v in column(settings, folder, within)]
-            step_s, repeat = settings.number("step_s", _MOMENT), settings.take("repeat", bool, True)
-            process = Availability.series(shares, step_s, repeat=repeat)
-        else:
-            at_s = settings.numbers("at_s", Range(0, _MOMENT.most, "the seconds of a change"), [0.0])
-            share = settings.numbers("share", _SHARE)
-            process = Availability(at_s, share, settings.number("period_s", _MOMENT, None))
+        return kind(*arguments, **named)
     except ValueError as error:
-        raise ValueError(str(error) if settings.where in str(error) else f"{settings.where}: {error}") from None
-    settings.finish()
-    return process
+        raise ValueError(f"{where}: {error}") from None
 
 
-def _variation(entry: Any, where: str, folder: Path) -> Variation:
-    settings = Settings(_mapping(entry, where), f"{where}.variation")
-    kind = settings.choice("kind", ("exponential", "slow-down", "jitter", "recorded"))
-    per = settings.choice("per", ("round", "batch"), "round")
-    made: Variation
-    if kind == "exponential":
-        made = Exponential(per)  # type: ignore[arg-type]
-    elif kind == "slow-down":
-        most = settings.number("most", Range(1, limits.MOST_RATIO, "times as long at most; 2 is twice"), 2.0)
-        probability = settings.number("probability", Range(0, 1, "the share of batches that are slow"), 1.0)
-        made = RandomSlowDown(per, most, probability)  # type: ignore[arg-type]
-    elif kind == "jitter":
-        sigma = settings.number("sigma", Range(0, 3, "a relative deviation; 0.02 is about 2 %"), 0.02)
-        made = Jitter(per, sigma)  # type: ignore[arg-type]
+def _availability(table: Any, where: str, folder: Path) -> Availability:
+    if table is None:
+        return Availability()
+    if "file" not in table:
+        return _made(where, Availability, **read(table, _SHARES, where))
+    values = read(table, _TRACE, where)
+    scale, within = values["scale"], _SHARES["share"]
+    if values["used"]:
+        bounds = Setting(float, least=0, most=1 / scale, of="the share that others use, times 1 / scale")
+        shares = [max(1.0 - scale * used, _LEAST_LEFT) for used in _column(values, bounds, where, folder)]
     else:
-        made = Recorded(per, tuple(column(settings, folder, _FACTOR)))  # type: ignore[arg-type]
-    settings.finish()
-    return made
+        bounds = Setting(float, least=within.least / scale, most=within.most / scale, of=_SHARE)
+        shares = [scale * share for share in _column(values, bounds, where, folder)]
+    return _made(where, Availability.series, shares, values["step_s"], repeat=values["repeat"])
 
 
-def read_network(settings: Settings, folder: Path) -> Network:
+def _variation(table: Any, where: str, folder: Path) -> Variation:
+    kind, settings = _VARIATIONS[read(table, _VARIATION, where, more=True)["kind"]]
+    values = read(table, _VARIATION | settings, where)
+    if kind is Recorded:
+        return Recorded(values["per"], tuple(_column(values, _FACTOR, where, folder)))
+    return kind(values["per"], **{name: values[name] for name in settings})
+
+
+def read_network(table: Any, where: str, folder: Path) -> Network:
     """Return the network that a table describes; its file's path is relative to the folder."""
-    kind = settings.choice("kind", ("ring", "server", "recorded"), "ring")
-    if kind == "recorded":
-        network = Network("recorded", recorded_s=tuple(column(settings, folder, _SECONDS)))
-    else:
-        network = Network(
-            "server" if kind == "server" else "ring",
-            latency_s=settings.number("latency_ms", MILLISECONDS, 0.0) / 1e3,
-            message_bytes=settings.number("message_mb", Range(0, 1e9, "megabytes of gradients"), 0.0) * 1e6,
-            bandwidth=settings.number("bandwidth_mbps", _BANDWIDTH, math.inf) * _BYTES_PER_MBIT,
-            server_bandwidth=settings.number("server_bandwidth_mbps", _BANDWIDTH, math.inf) * _BYTES_PER_MBIT,
-        )
-    settings.finish()
-    return network
+    values = read(table, _NETWORK, where, more=True)
+    if values["kind"] == "recorded":
+        values = read(table, {"kind": _NETWORK["kind"], **_COLUMN}, where)
+        return Network("recorded", recorded_s=tuple(_column(values, _SECONDS, where, folder)))
+    values = read(table, _NETWORK, where)
+    return Network(
+        values["kind"],
+        latency_s=values["latency_ms"] / 1e3,
+        message_bytes=values["message_mb"] * 1e6,
+        bandwidth=values["bandwidth_mbps"] * _BYTES_PER_MBIT,
+        server_bandwidth=values["server_bandwidth_mbps"] * _BYTES_PER_MBIT,
+    )
+
+
+def _column(values: dict[str, Any], within: Setting, where: str, folder: Path) -> list[float]:
+    """Return the numbers of one column of a CSV file, gzipped or not; of one series if the file holds several."""
+    if (values["where"] is None) != (values["equals"] is None):
+        raise ValueError(f"{where}: where and equals go together (a column and its text); give both or none")
+    try:
+        numbers = list(_numbers(folder / values["file"], within, values["column"], values["where"], values["equals"]))
+        if not numbers:
+            raise ValueError("it has no such rows; name a column that has numbers")
+    except (csv.Error, EOFError, zlib.error, OSError, ValueError) as error:
+        raise ValueError(f"{where}: {shown(values['file'])}: {error}") from None
+    return numbers
+
+
+def _numbers(path: Path, within: Setting, name: str, only: str | None, value: str | None) -> Iterator[float]:
+    raw = open_file(path)
+    unpacked = gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw
+    with raw, io.TextIOWrapper(unpacked, encoding="utf-8", newline="") as text:
+        rows = csv.DictReader(text)
+        for needed in (name, only):
+            if needed is not None and needed not in (rows.fieldnames or ()):
+                known = ", ".join(map(shown, (rows.fieldnames or ())[:20]))
+                raise ValueError(f"it has no column {shown(needed)}; it has {known or 'none'}")
+        for row in rows:
+            if only is None or row[only] == value:
+                try:
+                    number: Any = float(row[name] or "")
+                except ValueError:
+                    number = row[name]
+                yield checked(f"line {rows.line_num}: {shown(name)}", number, within)

@@ -6,24 +6,37 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hvd_hetero.policies import SelfAdaptive
 from hvd_hetero.rounds import MAX_ROUND_SAMPLES
 from hvd_hetero.telemetry import Run
 from hvd_hetero.telemetry.files import named, read_text
-from hvd_hetero.tools.simulation import limits
 from hvd_hetero.tools.simulation.cluster import Cluster
 from hvd_hetero.tools.simulation.described_machines import MILLISECONDS, read_network, read_workers
 from hvd_hetero.tools.simulation.engine import mixing_on
 from hvd_hetero.tools.simulation.replay import Replay, replay
 from hvd_hetero.tools.simulation.schemes import SchemeChoice, choose
-from hvd_hetero.tools.simulation.settings import Range, Settings, shown
+from hvd_hetero.tools.simulation.settings import MOST_ROUNDS, MOST_SAMPLES, Setting, read, shown
 
-SEED = Range(0, 2**63 - 1, "the seed of all draws")
+SEED = Setting(int, 0, 0, 2**63 - 1, "the seed of all draws")
+ROUNDS = Setting(int, 300, 1, MOST_ROUNDS, "the rounds to train on")
 _EPOCHS = 10  # if a recording holds no end of an epoch: some schemes re-allocate once an epoch
 _LONGEST = 2**18  # bytes of a description; the table of a worker takes a hundred
-ROUNDS = Range(1, limits.MOST_ROUNDS, "the rounds to train on")
+_TOP = {
+    "training": Setting(dict),
+    "workers": Setting(list),
+    "network": Setting(dict, {}),
+    "seed": SEED,
+    "measurement_noise": Setting(float, 0.0, 0, 0.99, "a relative error; 0.01 is 1 %"),
+    "policies": Setting(list, ("bsp", "lb-bsp")),
+}
+_TRAINING = {
+    "global_batch": Setting(int, least=1, most=MAX_ROUND_SAMPLES, of="the samples of a round"),
+    "rounds": ROUNDS,
+    "lead": Setting(int, 0, 0, 1000, "the rounds that plans are fixed ahead"),
+    "signal_ms": MILLISECONDS,
+    "dataset": Setting(int, None, 1, MOST_SAMPLES, "the samples of an epoch"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,37 +63,24 @@ class Description:
 def read_description(path: str | Path) -> Description:
     """Read and check a file; an error names the place in it, the rule, the value and a way out."""
     file = Path(path)
-    top = Settings(_toml(file), named(file.name))
-    training = top.table("training")
-    if training is None:
-        raise ValueError(f"{top.where} needs a table [training] with global_batch and rounds, and has none")
-    workers = read_workers(top, file.parent)
-    described = Description(
-        cluster=Cluster(
-            workers,
-            read_network(top.table("network") or Settings({}, f"{top.where}.network"), file.parent),
-            top.whole("seed", SEED, 0),
-            top.number("measurement_noise", Range(0, 0.99, "a relative error; 0.01 is 1 %"), 0.0),
-        ),
-        global_batch=training.whole("global_batch", Range(1, MAX_ROUND_SAMPLES, "the samples of a round")),
-        rounds=training.whole("rounds", ROUNDS, 300),
-        schemes=tuple(choose(entry, top.where) for entry in top.take("policies", list, ["bsp", "lb-bsp"])),
-        lead=training.whole("lead", Range(0, 1000, "the rounds that plans are fixed ahead"), 0),
-        signal_s=training.number("signal_ms", MILLISECONDS, 0.0) / 1e3,
-        dataset=training.whole("dataset", Range(1, limits.MOST_SAMPLES, "the samples of an epoch"), None),
-    )
-    training.finish()
-    top.finish()
-    check(described, top.where)
-    return described
-
-
-def _toml(file: Path) -> dict[str, Any]:
-    text = read_text(file, _LONGEST)
+    where = named(file.name)
     try:
-        return tomllib.loads(text)
+        table = tomllib.loads(read_text(file, _LONGEST))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{named(file)} is no TOML: {error}") from None
+    top = read(table, _TOP, where)
+    training = read(top["training"], _TRAINING, f"{where}.training")
+    cluster = Cluster(
+        read_workers(top["workers"], where, file.parent),
+        read_network(top["network"], f"{where}.network", file.parent),
+        top["seed"],
+        top["measurement_noise"],
+    )
+    schemes = tuple(choose(entry, where) for entry in top["policies"])
+    signal_s = training.pop("signal_ms") / 1e3
+    described = Description(cluster, schemes=schemes, signal_s=signal_s, **training)
+    check(described, where)
+    return described
 
 
 def check(described: Description, where: str) -> None:
@@ -91,9 +91,9 @@ def check(described: Description, where: str) -> None:
             f"{where}.training: global_batch must be at least the number of workers, {workers}, and at most "
             f"{MAX_ROUND_SAMPLES}, got {described.global_batch}; change it or describe fewer workers"
         )
-    if described.dataset is not None and not 1 <= described.dataset <= limits.MOST_SAMPLES:
+    if described.dataset is not None and not 1 <= described.dataset <= MOST_SAMPLES:
         raise ValueError(
-            f"{where}.training: dataset must be at least 1 sample and at most {limits.MOST_SAMPLES}, got "
+            f"{where}.training: dataset must be at least 1 sample and at most {MOST_SAMPLES}, got "
             f"{described.dataset}; leave it out for data without end"
         )
     _check_schemes(described, where)
@@ -131,7 +131,7 @@ def recorded_description(run: Run, schemes: Sequence[SchemeChoice]) -> tuple[Des
         batch,
         max(round(int(machines.run.samples[list(machines.kept)].sum()) / batch), 1),
         tuple(schemes),
-        dataset=min(dataset, limits.MOST_SAMPLES),
+        dataset=min(dataset, MOST_SAMPLES),
         between=machines.extremes,
         totals=totals if len(set(totals)) > 1 else (),
         rate_error=machines.rate_error,

@@ -55,9 +55,9 @@ from hvd_hetero.policies.policy_names import policy_class
 from hvd_hetero.telemetry import Run
 from hvd_hetero.tools.simulation.cluster import Cluster, Drivers, Worker
 from hvd_hetero.tools.simulation.compute import Compute
-from hvd_hetero.tools.simulation.limits import MOST_SPEED
 from hvd_hetero.tools.simulation.micro_batch_cost import Fixed, FixedSamples, fixed_samples, if_it_waits_once
 from hvd_hetero.tools.simulation.network import Network
+from hvd_hetero.tools.simulation.settings import MOST_SPEED
 from hvd_hetero.tools.simulation.variation import Recorded
 
 Floats = NDArray[np.float64]

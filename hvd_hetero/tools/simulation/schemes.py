@@ -19,7 +19,7 @@ from hvd_hetero.policies import (
     StaticAllocation,
 )
 from hvd_hetero.tools.simulation.best import BestSplit
-from hvd_hetero.tools.simulation.settings import Settings, shown
+from hvd_hetero.tools.simulation.settings import Setting, read, shown
 from hvd_hetero.topology.mixing import ALLREDUCE, MIXING_NAMES
 
 _POLICIES: dict[str, type[Policy]] = {
@@ -63,21 +63,28 @@ def choose(entry: Any, where: str) -> SchemeChoice:
 
     "d-psgd" and "matcha" are BSP with that ``sync``; any other policy takes ``sync`` as an option.
     """
-    settings = Settings({"name": entry} if isinstance(entry, str) else _table(entry, where), f"{where}.policies")
+    if not isinstance(entry, str | dict):
+        raise ValueError(
+            f'{where}: policies must hold names or tables with a name, got {shown(entry)}; write "lb-bsp" or '
+            '{ name = "lb-bsp", predictor = "narx" }'
+        )
+    table = {"name": entry} if isinstance(entry, str) else entry
     known = [*_POLICIES, *MIXING_NAMES]
-    name = settings.choice("name", known)
-    label = settings.take("label", str, "")
+    settings = {"name": Setting(str, known=known), "label": Setting(str, "")}
+    name, label = read(table, settings, f"{where}.policies", more=True).values()
     if label in known or len(label) > _LONGEST_LABEL or not label.isprintable():
         raise ValueError(
             f"{where}.policies, {name}: label must be a printable text of at most {_LONGEST_LABEL} characters that is "
             f"no scheme's name, got {shown(label)}; give another, or none"
         )
-    mixes = name in MIXING_NAMES
-    sync = name if mixes else settings.choice("sync", [ALLREDUCE, *MIXING_NAMES], ALLREDUCE)
-    options = settings.rest()
+    sync = name
+    if not (mixes := name in MIXING_NAMES):
+        settings["sync"] = Setting(str, ALLREDUCE, known=[ALLREDUCE, *MIXING_NAMES])
+        sync = read(table, settings, f"{where}.policies", more=True)["sync"]
+    options = {key: value for key, value in table.items() if key not in settings}
     kind = BSP if mixes else _POLICIES[name]
     takes = {} if kind.__init__ is object.__init__ else dict(inspect.signature(kind).parameters)
-    _refuse_unknown(options, [*takes] if mixes else [*takes, "sync"], f"{where}.policies, {name}")
+    read(options, dict.fromkeys(takes, Setting(object, None)), f"{where}.policies, {name}")
     for needed in (p.name for p in takes.values() if p.default is p.empty and p.name not in options):
         written = f'{{ name = "{name}", {needed} = … }}'
         place, way_out = f"{where}.policies, {name}: it", written
@@ -95,18 +102,3 @@ def choose(entry: Any, where: str) -> SchemeChoice:
     words = [name, *([sync] if sync not in (name, ALLREDUCE) else []), *map(str, options.values())]
     label = label or " ".join(words)[:_LONGEST_LABEL]
     return SchemeChoice(label, make, sync=sync, usable=kind is not BestSplit)
-
-
-def _table(entry: Any, where: str) -> dict[str, Any]:
-    if not isinstance(entry, dict):
-        raise ValueError(
-            f'{where}: policies must hold names or tables with a name, got {shown(entry)}; write "lb-bsp" or '
-            '{ name = "lb-bsp", predictor = "narx" }'
-        )
-    return entry
-
-
-def _refuse_unknown(options: dict[str, Any], known: list[str], where: str) -> None:
-    settings = Settings(options, where)
-    settings.know(*known)
-    settings.finish()

@@ -1,22 +1,31 @@
-"""Read a table of settings strictly: each key is read by name and type, and any other one is an error."""
+"""Read tables of settings strictly: each key is declared with its type and bounds, and any other one is an error."""
 
 from __future__ import annotations
 
 import difflib
 import math
 import reprlib
+import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar, overload
+from typing import Any
 
-T = TypeVar("T")
-_REQUIRED: Any = object()
+# Bounds of described figures: far above any real job, so that no sum of times loses the small ones.
+MOST_WORKERS = 10_000  # a mixture of predictors takes tens of kilobytes for each
+MOST_ROUNDS = 10**6  # of one scheme, at 30 to 130 microseconds a worker (``benchmarks/papers/scale.py``)
+MOST_SAMPLES = 5 * 10**7  # of an epoch, whose order is held as eight bytes each
+LONGEST_S = 1e6  # twelve days, for any event within a round
+MOST_SPEED = 1e12  # samples per second; its inverse is the slowest
+MOST_RATIO = 1e6  # by which a worker may be slower or faster than itself; its inverse is the smallest share
+
+REQUIRED: Any = object()
 _NAMES = {
     float: "a number",
     int: "a whole number",
     str: "a text",
     bool: "true or false",
     list: "a list",
+    tuple: "a list of numbers",
     dict: "a table",
 }
 _LONGEST_WORD = 100  # longer ones get no hint at what was meant
@@ -25,154 +34,74 @@ _short = reprlib.Repr()
 _short.maxstring = _short.maxother = _short.maxlong = 60
 
 
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What the value of a key may be."""
+
+    kind: type
+    """A ``float`` may be an integer, and true is no integer; ``tuple`` is a list of numbers; ``object`` is anything."""
+    default: Any = REQUIRED
+    least: float = -math.inf
+    most: float = math.inf
+    of: str = ""
+    """What the number is, as an error says it after "it is"."""
+    known: Collection[str] = ()
+    """The words that it may be; empty: any."""
+
+
 def shown(value: Any) -> str:
     """Return a value as an error shows it: on one line, and short, whatever it holds."""
     if isinstance(value, int) and value.bit_length() > 200:
         return f"a whole number of {value.bit_length()} bits"
-    return (
-        ascii(value) if isinstance(value, str) and len(value) <= 60 and not value.isprintable() else _short.repr(value)
-    )
+    unprintable = isinstance(value, str) and len(value) <= 60 and not value.isprintable()
+    return ascii(value) if unprintable else _short.repr(value)
 
 
-@dataclass(frozen=True, slots=True)
-class Range:
-    """The numbers that a setting may be, and what they are, as an error says it after "it is"."""
+def read(table: Any, settings: Mapping[str, Setting], where: str, *, more: bool = False) -> dict[str, Any]:
+    """Return the value of each setting, or its default; ``more``: the table may hold other keys, too.
 
-    least: float
-    most: float
-    of: str
+    An error names ``where`` the table stands, the key, the rule and the value.
+    """
+    if not isinstance(table, dict):
+        raise ValueError(f"{where} must be a table of settings, got {shown(table)}")
+    unknown = [] if more else [key for key in table if key not in settings]
+    for key, setting in settings.items():
+        if setting.default is REQUIRED and key not in table:
+            kind, hint = _NAMES[setting.kind], _hint(key, unknown)
+            raise ValueError(f"{where} needs {key} ({kind}), and has none{hint}; add {key} = …")
+    if unknown:
+        known = ", ".join(sorted(settings)) or "none"
+        hint = _hint(unknown[0], settings)
+        raise ValueError(f"{where} has no setting {shown(unknown[0])}{hint}; known are {known}")
+    return {
+        key: checked(f"{where}: {key}", table[key], setting) if key in table else setting.default
+        for key, setting in settings.items()
+    }
 
 
-class Settings:
-    """One table of a file, which errors call ``where``."""
-
-    def __init__(self, values: Mapping[str, Any], where: str) -> None:
-        self._values, self.where = dict(values), where
-        self._asked: set[str] = set()
-
-    @overload
-    def take(self, key: str, kind: type[T]) -> T: ...
-    @overload
-    def take(self, key: str, kind: type[T], default: None) -> T | None: ...
-    @overload
-    def take(self, key: str, kind: type[T], default: T) -> T: ...
-    def take(self, key: str, kind: type[T], default: Any = _REQUIRED) -> Any:
-        """Return the value of a key, of this type; an integer is a number as well, and true is no integer."""
-        self._asked.add(key)
-        if key not in self._values:
-            if default is _REQUIRED:
-                hint = self._hint(key, self._values)
-                raise ValueError(f"{self.where} needs {key} ({_NAMES[kind]}), and has none{hint}; add {key} = …")
-            return default
-        value = self._values[key]
-        if not _is_a(value, kind):
-            raise ValueError(f"{self.where}: {key} must be {_NAMES[kind]}, got {shown(value)}; write {key} = …")
-        return _as_float(value) if kind is float else value
-
-    @overload
-    def number(self, key: str, within: Range) -> float: ...
-    @overload
-    def number(self, key: str, within: Range, default: None) -> float | None: ...
-    @overload
-    def number(self, key: str, within: Range, default: float) -> float: ...
-    def number(self, key: str, within: Range, default: Any = _REQUIRED) -> Any:
-        """Return the number of a key, in a range; a default is taken as it is."""
-        value = self.take(key, float, default)
-        return value if key not in self else self._checked(key, value, within)
-
-    @overload
-    def whole(self, key: str, within: Range) -> int: ...
-    @overload
-    def whole(self, key: str, within: Range, default: None) -> int | None: ...
-    @overload
-    def whole(self, key: str, within: Range, default: int) -> int: ...
-    def whole(self, key: str, within: Range, default: Any = _REQUIRED) -> Any:
-        """Return the whole number of a key, in a range; a default is taken as it is."""
-        value = self.take(key, int, default)
-        return value if key not in self else self._checked(key, value, within)
-
-    def numbers(self, key: str, within: Range, default: Any = _REQUIRED) -> tuple[float, ...]:
-        """Return a list of numbers, each in a range."""
-        values = self.take(key, list, default)
-        for position, value in enumerate(values):
-            if not _is_a(value, float):
-                raise ValueError(
-                    f"{self.where}: {key}[{position}] must be a number, got {shown(value)}; it is {within.of}"
-                )
-            self._checked(f"{key}[{position}]", value, within)
-        return tuple(map(_as_float, values))
-
-    def _checked(self, key: str, value: Any, within: Range) -> Any:
-        if within.least <= value <= within.most:
-            return value
-        bounds = f"at least {within.least:.15g}"
-        if within.most < math.inf:
-            bounds += f" and at most {within.most:.15g}"
-        raise ValueError(f"{self.where}: {key} must be {bounds}, got {shown(value)}; it is {within.of}")
-
-    def table(self, key: str) -> Settings | None:
-        """Return a table in this one, if it is there."""
-        values = self.take(key, dict, None)
-        return None if values is None else Settings(values, f"{self.where}.{key}")
-
-    def choice(self, key: str, known: Collection[str], default: str | None = None) -> str:
-        """Return one of the known names."""
-        value = self.take(key, str, default) if default is not None else self.take(key, str)
-        if value not in known:
-            raise ValueError(
-                f"{self.where}: {key} must be one of {', '.join(sorted(known))}; "
-                f"got {shown(value)}{self._hint(value, known)}"
-            )
+def checked(name: str, value: Any, setting: Setting) -> Any:
+    """Return a value if it is what the setting asks for; a number as a float where that is its type."""
+    kind: Any = setting.kind
+    if kind is tuple and isinstance(value, list):
+        each = Setting(float, least=setting.least, most=setting.most, of=setting.of)
+        return tuple(checked(f"{name}[{i}]", number, each) for i, number in enumerate(value))
+    numeric = kind in (int, float)
+    if not isinstance(value, int | float if kind is float else kind) or (numeric and isinstance(value, bool)):
+        way_out = f"; it is {setting.of}" if setting.of else ""
+        raise ValueError(f"{name} must be {_NAMES[kind]}, got {shown(value)}{way_out}")
+    if setting.known and value not in setting.known:
+        known = ", ".join(sorted(setting.known))
+        raise ValueError(f"{name} must be one of {known}; got {shown(value)}{_hint(str(value), setting.known)}")
+    if not numeric:
         return value
-
-    def __contains__(self, key: str) -> bool:
-        return key in self._values
-
-    def know(self, *keys: str) -> None:
-        """Note keys that other code reads."""
-        self._asked.update(keys)
-
-    def rest(self) -> dict[str, Any]:
-        """Return the settings that were not read yet; they count as read now."""
-        rest = {key: value for key, value in self._values.items() if key not in self._asked}
-        self._asked |= set(rest)
-        return rest
-
-    def misspelt(self, key: str) -> str:
-        """Return a hint at the key that was most likely misspelt for this one."""
-        near = _nearest(key, [other for other in self._values if other not in self._asked])
-        return f"; there is no setting {shown(near)}" if near else ""
-
-    def finish(self) -> None:
-        """Raise if some key was not read."""
-        unknown = [key for key in self._values if key not in self._asked]
-        if unknown:
-            raise ValueError(
-                f"{self.where} has no setting {shown(unknown[0])}{self._hint(unknown[0], self._asked)}; known are "
-                f"{', '.join(sorted(self._asked)) or 'none'}"
-            )
-
-    @staticmethod
-    def _hint(word: str, known: Collection[str]) -> str:
-        near = _nearest(word, known)
-        return f" (did you mean {shown(near)}?)" if near else ""
+    if not setting.least <= value <= setting.most:
+        end = f" and at most {setting.most:.15g}" if setting.most < math.inf else ""
+        raise ValueError(f"{name} must be at least {setting.least:.15g}{end}, got {shown(value)}; it is {setting.of}")
+    return value if kind is int else float(min(value, sys.float_info.max))  # an integer has no end
 
 
-def _nearest(word: str, known: Collection[str]) -> str | None:
+def _hint(word: str, known: Collection[str]) -> str:
     if len(word) > _LONGEST_WORD:
-        return None
-    return next(iter(difflib.get_close_matches(word, [k for k in known if len(k) <= _LONGEST_WORD], n=1)), None)
-
-
-def _is_a(value: Any, kind: type) -> bool:
-    """Return whether a value is of this type: an integer is a number, and true is neither."""
-    if isinstance(value, bool):
-        return kind is bool
-    return isinstance(value, int | float if kind is float else kind)
-
-
-def _as_float(value: float) -> float:
-    try:
-        return float(value)
-    except OverflowError:  # an integer has no end
-        return math.inf if value > 0 else -math.inf
+        return ""
+    near = difflib.get_close_matches(word, [each for each in known if len(each) <= _LONGEST_WORD], n=1)
+    return f" (did you mean {shown(near[0])}?)" if near else ""

@@ -21,8 +21,7 @@ from pathlib import Path
 
 from hvd_hetero.tools.simulation.cluster import Cluster, Worker
 from hvd_hetero.tools.simulation.described_machines import read_network, read_workers
-from hvd_hetero.tools.simulation.network import Network
-from hvd_hetero.tools.simulation.settings import Settings, shown
+from hvd_hetero.tools.simulation.settings import shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +46,10 @@ class Changes:
         workers += [_worker(text, cluster, "--add") for text in self.add]
         if not workers:
             raise ValueError(f"--drop must leave a worker, got {shown(self.drop)}: that is all of them; drop fewer")
-        network = cluster.network if self.network is None else _network(self.network)
-        return replace(cluster, workers=tuple(workers), network=network)
+        changed = replace(cluster, workers=tuple(workers))
+        if self.network is None:
+            return changed
+        return replace(changed, network=read_network(_table(self.network, "--network"), "--network", Path()))
 
 
 def _index(text: str, cluster: Cluster, option: str) -> int:
@@ -62,12 +63,7 @@ def _index(text: str, cluster: Cluster, option: str) -> int:
 def _worker(text: str, cluster: Cluster, option: str) -> Worker:
     if "=" not in text:
         return cluster.workers[_index(text, cluster, option)]
-    top = Settings({"workers": [_table(text, option)]}, option)
-    return read_workers(top, Path())[0]
-
-
-def _network(text: str) -> Network:
-    return read_network(Settings(_table(text, "--network"), "--network"), Path())
+    return read_workers([_table(text, option)], option, Path())[0]
 
 
 def _table(text: str, option: str) -> dict[str, object]:

@@ -91,7 +91,7 @@ def test_a_saturation_as_fitted_need_not_be_whole(described):
     ("old", "new", "said"),
     [
         ("rounds = 40", "runds = 40", "did you mean 'rounds'"),
-        ("[training]", "[trainning]", r"needs a table \[training\]"),
+        ("[training]", "[trainning]", r"needs training \(a table\)"),
         ("samples_per_s = 400", "sample_per_s = 400", "workers.1.*samples_per_s"),
         ("samples_per_s = 400", "samples_per_s = -1", "workers.1.: samples_per_s must be at least .*, got -1"),
         ("samples_per_s = 400", "samples_per_s = 400\nslope_ms = 1", "either"),
@@ -105,7 +105,7 @@ def test_a_saturation_as_fitted_need_not_be_whole(described):
             "samples_per_s = 400\navailability = { shares = [1.0] }",
             "needs share.*did you mean 'shares'",
         ),
-        ("samples_per_s = 400", "sample_per_s = 400", "give either samples_per_s .*there is no setting 'sample_per_s'"),
+        ("samples_per_s = 400", "sample_per_s = 400", "no setting 'sample_per_s' .did you mean 'samples_per_s'"),
         ("samples_per_s = 400", "samples_per_s = 400\nvariation = [{ kind = 'jiter' }]", "did you mean 'jitter'"),
         ("samples_per_s = 400", "samples_per_s = 400\nsaturation = 0.5", "saturation must be at least 1 .*got 0.5"),
         ("count = 2", "count = 0", "count must be at least 1"),
