@@ -31,24 +31,22 @@ def run(args: argparse.Namespace) -> int:
     """Run the command."""
     from hvd_hetero.telemetry.files import named
     from hvd_hetero.tools.report.made import make_reports
-    from hvd_hetero.tools.report.page import check_page, write_page
+    from hvd_hetero.tools.report.page import check_page, page
     from hvd_hetero.tools.report.terminal import write_summary
 
     if args.page is not None and args.no_page:
         raise ValueError("give either --page FILE.html or --no-page, not both")
     if args.prices is not None and args.no_replay:
         raise ValueError("--prices needs the replay of the run; leave --no-replay out")
-    page = args.page or args.run_file.with_suffix(".html")
+    page_file = args.page or args.run_file.with_suffix(".html")
     if not args.no_page:
-        check_page(page)
+        check_page(page_file)
     files = [args.run_file] if args.other_file is None else [args.run_file, args.other_file]
     reports = make_reports(files, replayed=not args.no_replay, prices=args.prices)
-    console = printer()
-    if console.width < _LEAST_WIDTH:
-        console = printer(width=_LEAST_WIDTH)
+    console = printer(width=max(printer().width, _LEAST_WIDTH))
     if not args.no_page:
-        write_page(page, reports)
+        page_file.write_text(page(reports), encoding="utf-8")
     write_summary(console, reports)
     if not args.no_page:
-        sys.stderr.write(f"page: {named(page)}\n")
+        sys.stderr.write(f"page: {named(page_file)}\n")
     return 0

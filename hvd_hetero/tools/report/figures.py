@@ -1,7 +1,7 @@
 r"""All figures of a report, from a recorded run: a pure function ``figures(run)``.
 
-``attribution`` has the mathematics of where the time went and which rank cost how much, ``speeds`` that of
-speeds, ``alternatives`` what another split would have made. With
+``attribution`` has the mathematics of where the time went and which rank cost how much, ``work`` that of speeds,
+``alternatives`` what another split would have made. With
 E = sum_k e_k over the rounds that count, and T_k the ideal:
 
     slowdown            E / sum_k T_k: 1 for a run in which all ranks compute all the time
@@ -9,7 +9,10 @@ E = sum_k e_k over the rounds that count, and T_k the ideal:
     last                share of the rounds that ended with rank i, ties counting for each
     waiting of rank i   sum_k w_ik / E, over rounds in which all waits are known (``Run.waiting_share``)
 
-The size of the result does not grow with the rounds, and only its tables per rank grow with the ranks.
+**Over time.** A picture is some hundred points wide. So rounds are averaged in at most ``MOST_BLOCKS`` blocks of equal
+length. Of more than ``MOST_LINES`` ranks, quantiles over the ranks are shown, and a heat map has at most ``MOST_ROWS``
+rows: each stands for several ranks in a row of numbers, and shows the worst of them, because a mean would hide a single
+slow rank. So the result does not grow with the rounds, and only its tables per rank grow with the ranks.
 
 Shapes: K rounds, n ranks, B blocks of rounds.
 """
@@ -17,7 +20,6 @@ Shapes: K rounds, n ranks, B blocks of rounds.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,12 +27,17 @@ import numpy.typing as npt
 from hvd_hetero.telemetry.run import Run
 from hvd_hetero.tools.report.alternatives import Alternatives, alternatives
 from hvd_hetero.tools.report.attribution import KINDS, Attribution, Shares, attribute, shares
-from hvd_hetero.tools.report.over_time import Curves, Heat, block_means, heat, series, starts
-from hvd_hetero.tools.report.speeds import mean_speed, speeds
-from hvd_hetero.tools.report.work import LONGEST_ROUND_S, Work, counted, work
+from hvd_hetero.tools.report.work import LONGEST_ROUND_S, Work, counted, mean_speed, speeds, work
 from hvd_hetero.tools.simulation.replay import totals_of
 
 Floats = npt.NDArray[np.float64]
+
+MOST_BLOCKS = 160
+MOST_LINES = 8
+"""As many as there are colours that people can distinguish."""
+
+MOST_ROWS = 100
+QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +60,40 @@ class RankFigures:
     """Score: speed over the fastest rank's."""
     waiting: Floats
     """Share of the time spent waiting for others, and for the transfer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Curves:
+    """One figure over time: a row for each rank, or for each of ``QUANTILES`` over the ranks; (rows, B)."""
+
+    rows: Floats
+    by_rank: bool
+
+    @classmethod
+    def of(cls, means: Floats) -> Curves:
+        """Return the curves of block means, (B, n)."""
+        if means.shape[1] <= MOST_LINES:
+            return cls(means.T, True)
+        known = np.isfinite(means).any(axis=1)
+        rows = np.full((len(QUANTILES), len(means)), np.nan)
+        if known.any():
+            rows[:, known] = np.nanquantile(means[known], QUANTILES, axis=1)
+        return cls(rows, False)
+
+    @property
+    def top(self) -> float:
+        """The largest value that a scale should hold: a short peak may leave the picture."""
+        known = self.rows[np.isfinite(self.rows)]
+        return float(min(known.max(), 1.5 * np.percentile(known, 98))) if known.size else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Heat:
+    """One figure over time, for ranks in groups: the worst of each group; (rows, B)."""
+
+    rows: Floats
+    first_rank: tuple[int, ...]
+    """The first rank of each row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +176,7 @@ def figures(run: Run, *, replayed: bool = True) -> Figures:
         share = shares(lost, counts)
         elapsed_s = float(lost.elapsed_s[counts].sum())
         samples = run.samples[counts].sum(axis=0)
+        other, no_other = _replayed(run, replayed)
         return Figures(
             policy=run.policy,
             workers=run.workers,
@@ -152,7 +194,8 @@ def figures(run: Run, *, replayed: bool = True) -> Figures:
             ideal=share.ideal,
             ranks=_ranks(run, done, lost.own_s, share, measured, counts),
             over_time=_over_time(run, lost, measured, counts),
-            **_replayed(run, replayed),
+            alternatives=other,
+            no_alternatives=no_other,
         )
 
 
@@ -166,13 +209,9 @@ def _recent(scales: Floats) -> float:
 def _ranks(
     run: Run, done: Work, own_s: Floats, share: Shares, measured: Floats, counts: npt.NDArray[np.bool_]
 ) -> RankFigures:
-    samples = run.samples[counts].sum(axis=0)
-    mean = mean_speed(measured[counts])
+    samples, mean = run.samples[counts].sum(axis=0), mean_speed(measured[counts])
     last = own_s[counts] >= own_s[counts].max(axis=1, keepdims=True)
     waits = ((run.wait_s >= 0) & (run.wait_s <= LONGEST_ROUND_S)).all(axis=1) & counts
-    waiting = (
-        run.wait_s[waits].sum(axis=0) / run.elapsed_s[waits].sum() if waits.any() else np.full(run.workers, np.nan)
-    )
     return RankFigures(
         cost=share.cost,
         cost_input=share.cost_input,
@@ -181,32 +220,46 @@ def _ranks(
         samples=samples / max(int(samples.sum()), 1),
         samples_per_s=mean,
         of_best_rank=mean / np.nanmax(mean) if np.isfinite(mean).any() else mean,
-        waiting=np.asarray(waiting),
+        waiting=np.asarray(run.wait_s[waits].sum(axis=0) / run.elapsed_s[waits].sum()),  # NaN if none is known
     )
 
 
 def _over_time(run: Run, lost: Attribution, measured: Floats, counts: npt.NDArray[np.bool_]) -> OverTime:
-    number = run.round[counts]
-    begins = starts(len(number))
-    round_s = block_means(lost.elapsed_s[counts], begins)
+    number, workers = run.round[counts], run.workers
+    begins = _parts(len(number), MOST_BLOCKS)
+
+    def means(values: Floats) -> Floats:
+        """Return the mean of the known values of each block, along the first axis; NaN if none is."""
+        known = np.isfinite(values[counts])
+        total = np.add.reduceat(np.where(known, values[counts], 0.0), begins, axis=0)
+        return np.asarray(total / np.add.reduceat(known.astype(np.float64), begins, axis=0))
+
+    first, round_s = _parts(workers, MOST_ROWS), means(lost.elapsed_s)
+    cost = np.fmax.reduceat((means(lost.cost_s) / round_s[:, None]).T, first, axis=0)
     return OverTime(
         edges=np.append(number[begins], number[-1] + 1),
         round_s=round_s,
-        ideal_s=block_means(lost.ideal_s[counts], begins),
-        kinds_s={kind: block_means(lost.kinds_s[kind][counts], begins) for kind in KINDS},
-        batches=series(run.samples[counts].astype(np.float64), begins),
-        speed=series(measured[counts], begins),
-        waiting_s=series(run.wait_s[counts], begins),
-        cost=heat(block_means(lost.cost_s[counts], begins) / round_s[:, None]),
+        ideal_s=means(lost.ideal_s),
+        kinds_s={kind: means(lost.kinds_s[kind]) for kind in KINDS},
+        batches=Curves.of(means(run.samples.astype(np.float64))),
+        speed=Curves.of(means(measured)),
+        waiting_s=Curves.of(means(run.wait_s)),
+        cost=Heat(cost, tuple(first.tolist())),
     )
 
 
-def _replayed(run: Run, replayed: bool) -> dict[str, Any]:
+def _parts(count: int, most: int) -> npt.NDArray[np.int64]:
+    """Return where each of at most so many equal parts begins."""
+    return np.unique(np.linspace(0, count, min(count, most), endpoint=False).astype(np.int64))
+
+
+def _replayed(run: Run, replayed: bool) -> tuple[Alternatives | None, str]:
+    """Return the other splits, or why there are none."""
     if run.workers == 1:
-        return {"alternatives": None, "no_alternatives": "a single rank does all samples, whatever the split."}
+        return None, "a single rank does all samples, whatever the split."
     if not replayed:
-        return {"alternatives": None, "no_alternatives": "it was not asked for"}
+        return None, "it was not asked for"
     try:
-        return {"alternatives": alternatives(run), "no_alternatives": ""}
+        return alternatives(run), ""
     except ValueError as error:
-        return {"alternatives": None, "no_alternatives": str(error)}
+        return None, str(error)

@@ -8,19 +8,20 @@ from pathlib import Path
 
 import numpy as np
 
+from hvd_hetero.rounds import CostRule
 from hvd_hetero.telemetry.files import named
 from hvd_hetero.telemetry.run import Run, read_run
 from hvd_hetero.tools.report.causes import Cause, causes
-from hvd_hetero.tools.report.costs import cost_note
 from hvd_hetero.tools.report.figures import Figures, figures
 from hvd_hetero.tools.report.verdict import Verdict, verdict
-from hvd_hetero.tools.report.words import named_ranks
+from hvd_hetero.tools.report.words import named_ranks, percent
 from hvd_hetero.tools.report.work import LONGEST_ROUND_S, Bools, impossible
 from hvd_hetero.tools.simulation.replay import in_mean_samples
 from hvd_hetero.tools.simulation.worth import Worth, prices_of
 
 _MOST_FIGURES = 500_000  # rounds times ranks in which causes are looked for, so that it takes seconds
 _MOST_NAMED = 8  # ranks
+_UNITS = "", " L", " L²", " M", " M²"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,7 @@ def report_of(run: Run, name: str, *, replayed: bool = True) -> Report:
         why = causes(_every(run, every), found.shares)
     notes = [f"In a run as large as this, causes are looked for in {_nth(every)} round."] if every > 1 else []
     notes += _missing(run, found, {**impossible(run), "work": np.nan_to_num(recorded.work) != run.work})
-    return Report(name, found, why, verdict(found, why), notes, cost_note(run))
+    return Report(name, found, why, verdict(found, why), notes, _cost_note(run))
 
 
 def _every(run: Run, step: int) -> Run:
@@ -127,3 +128,21 @@ def _nth(number: int) -> str:
     """Return "every" with an ordinal: every 2nd, 3rd, 4th, 11th, 21st."""
     end = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
     return f"every {number}{end}"
+
+
+def _cost_note(run: Run) -> str:
+    """Return what a sample costs, what filling batches up costs, and what division by cost has saved; "": not known."""
+    columns = [getattr(run, f"cost_{name}") for name in CostRule._fields]
+    measured = (sum(columns) > 0.0) & (run.work > 0.0)
+    if not measured.any():
+        return ""
+    rounds = measured.any(axis=1)
+    costs = [float(np.median(column[measured])) for column in columns]
+    fit = " + ".join(f"{cost:.2g}{unit}" for unit, cost in zip(_UNITS, costs, strict=True) if cost)
+    padding = float((run.padding * run.work)[rounds].sum() / run.work[rounds].sum())
+    by_number = float(np.median(run.by_number[rounds].max(axis=1)))
+    longest = ", M being the longest of its batch" if "M" in fit else ""
+    return (
+        f"A sample of length L costs {fit} of a mean one, as measured{longest}; {percent(padding)} of the work is "
+        f"filling up batches. Divided by number, the latest rank would have taken {by_number:.2f} times as long."
+    )

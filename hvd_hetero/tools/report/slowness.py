@@ -4,7 +4,7 @@ Let ``o_ri`` be the seconds that rank i needed for itself in round r (t of ``att
 own data, and what its loop did between rounds beyond what all loops do, which no smaller batch would shorten. Let
 ``x_ri`` be its samples. Where a micro-batch costs as much as β samples besides its own, a rank with few samples pays
 this for fewer of them, and is no slower for it. So x + β of each micro-batch is multiplied by s / (s + β), the part of
-samples in a batch of the typical size s, as for the speeds of a report (``speeds``). The fast ranks' figure is the
+samples in a batch of the typical size s, as for the speeds of a report (``work``). The fast ranks' figure is the
 lower quartile (``attribution.fast``).
 
 If shares follow speed no rank waits, and a slow rank is slow all the same. With ``p_i = sum_r o_ri / sum_r x_ri``,
@@ -30,8 +30,7 @@ import numpy as np
 
 from hvd_hetero.telemetry.run import Run
 from hvd_hetero.tools.report.attribution import Attribution, Shares, attribute, fast, shares
-from hvd_hetero.tools.report.speeds import mean_speed, of_typical_size, speeds
-from hvd_hetero.tools.report.work import Bools, Floats, counted, work
+from hvd_hetero.tools.report.work import Bools, Floats, counted, mean_speed, of_typical_size, speeds, work
 
 
 @dataclass(frozen=True)

@@ -1,144 +1,229 @@
-"""The tables of a report, as text: the terminal and the page print the same ones."""
+"""What terminal and page show alike of a report: its lines and tables of text."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from hvd_hetero.tools.report.attribution import kinds_of
-from hvd_hetero.tools.report.figures import Figures, RankFigures
+from hvd_hetero.tools.report.figures import Figures
 from hvd_hetero.tools.report.made import Report
-from hvd_hetero.tools.report.table import Table
+from hvd_hetero.tools.report.verdict import comparison
 from hvd_hetero.tools.report.words import UNKNOWN, duration, listed, number, percent, percents
+from hvd_hetero.tools.report.worth_words import worth_sentences
+from hvd_hetero.tools.simulation.worth import Rate, Worth
 
-MOST_RANKS = 16
-"""With more ranks, the table shows the worst ones, and their spread."""
-
+_MOST_RANKS = 16  # with more, the table shows the worst ones, and their spread
 _WORST = 10
 _NAMED = 4
 _WORTH_A_WORD = 0.02
 _QUANTILES = {"least": 0.0, "a tenth below": 0.1, "half below": 0.5, "nine tenths below": 0.9, "most": 1.0}
+_RANK_COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {
+    "held others up": ("cost", percent),
+    "by its data": ("cost_input", percent),
+    "came last in": ("last", percent),
+    "samples/s": ("samples_per_s", number),
+    "of the best rank": ("of_best_rank", lambda score: f"{score:.2f}" if math.isfinite(score) else UNKNOWN),
+    "waiting": ("waiting", percent),
+}
+_OF_A_SINGLE_RANK = ("samples/s", "waiting")
+_BARS, _SPARE = (1, 5), frozenset({2, 3, 4})
+_COMPARED: dict[str, Callable[[Figures], str]] = {
+    "policy": lambda found: found.policy,
+    "ranks": lambda found: f"{found.workers:,}",
+    "global batch": lambda found: f"{found.global_batch:,}",
+    "rounds": lambda found: f"{found.rounds:,}",
+    "samples per second": lambda found: number(found.samples_per_s),
+    "slowdown against the ideal": lambda found: f"{found.slowdown:.2f}",
+    "waiting for late ranks": lambda found: percent(found.waiting_for_ranks),
+    "transfers": lambda found: percent(found.kinds["transfer"]),
+    "other work between rounds": lambda found: percent(found.kinds["between"]),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows of text under headings. The first column is on the left, the others are figures."""
+
+    headings: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    bars: dict[int, list[float]] = field(default_factory=dict)
+    """For a column, the share of each row that a bar shows."""
+    spare: frozenset[int] = frozenset()
+    """Columns that a narrow screen leaves out."""
+    words: frozenset[int] = frozenset()
+    """Columns of words, besides the first."""
+
+
+def contents(report: Report) -> dict[str, Any]:
+    """Return what is shown of a run, by the names that the page's template has."""
+    found, worth = report.figures, report.worth
+    told = [f"Unknown: {found.no_alternatives}"] if worth is None else worth_sentences(worth, report.verdict.next)
+    return {
+        "name": report.name,
+        "facts": _facts(found),
+        "verdict": report.verdict,
+        "notes": report.notes,
+        "tiles": _tiles(found),
+        "costs": report.costs,
+        "kinds": kinds_table(found),
+        "ranks": _ranks_table(found),
+        "spread": _spread_table(found) if found.workers > _MOST_RANKS else None,
+        "causes": _causes_table(report),
+        "alternatives": _alternatives_table(found),
+        "replayed": _replay_note(found),
+        "worth": worth and worth_table(worth, report.prices),
+        "worth_told": " ".join(told),
+    }
+
+
+def side_by_side(reports: Sequence[Report]) -> dict[str, Any]:
+    """Return which of two runs is faster, in words, and a table of both."""
+    names, found = [report.name for report in reports], [report.figures for report in reports]
+    times = {"samples per second": f"{found[1].samples_per_s / found[0].samples_per_s:.2f} times"}
+    rows = tuple((name, *map(of, found), times.get(name, "")) for name, of in _COMPARED.items())
+    return {"text": comparison(names, found), "table": Table(("", *names, ""), rows, spare=frozenset({3}))}
+
+
+def _facts(found: Figures) -> str:
+    """Return one line on the run: policy, ranks, rounds."""
+    ranks = f"{found.workers:,} rank{'s' if found.workers != 1 else ''}"
+    epochs = f", {found.epochs:,} epochs" if found.epochs > 1 else ""
+    known = math.isfinite(found.noise_scale)
+    noise = f" Gradient noise scale in the last tenth of the rounds: {found.noise_scale:,.0f} samples." if known else ""
+    return (
+        f"Policy {found.policy}, {ranks}, {found.global_batch:,} samples a round. {found.rounds:,} "
+        f"round{'s' if found.rounds != 1 else ''} in {duration(found.elapsed_s)}{epochs}, without the start-up.{noise}"
+    )
+
+
+def _tiles(found: Figures) -> list[tuple[str, str]]:
+    """Return the figures that come first: value and name."""
+    alone = found.workers == 1
+    first = [
+        (number(found.samples_per_s), "samples per second"),
+        (f"{found.slowdown:.2f}", "slowdown against the ideal"),
+        (percent(found.waiting_for_ranks), "waiting for data" if alone else "lost to late ranks"),
+        (percent(found.kinds["transfer"]), "synchronising" if alone else "lost to transfers"),
+    ]
+    best = None if found.alternatives is None else found.alternatives.of("best split")
+    if best is not None and best.certain:
+        first.append((f"{best.times_run:.2f}\N{MULTIPLICATION SIGN}", "as fast with the best split"))
+    return first
 
 
 def kinds_table(found: Figures) -> Table:
     """Return the table of where the time went."""
-    round_s = found.elapsed_s / found.rounds
-    lines = [
-        ("computing: the ideal", found.ideal),
-        *((name, found.kinds[kind]) for kind, name in kinds_of(found.workers).items()),
-    ]
-    told = percents([share for _, share in lines])
-    rows = tuple((name, text, duration(share * round_s)) for (name, share), text in zip(lines, told, strict=True))
-    return Table(("what", "share of the time", "in a round"), rows, {1: [share for _, share in lines]})
+    names = {"computing: the ideal": found.ideal}
+    names |= {name: found.kinds[kind] for kind, name in kinds_of(found.workers).items()}
+    shares, round_s = [*names.values()], found.elapsed_s / found.rounds
+    times = [duration(share * round_s) for share in shares]
+    rows = tuple(zip(names, percents(shares), times, strict=True))
+    return Table(("what", "share of the time", "in a round"), rows, {1: shares})
 
 
-def ranks_table(found: Figures) -> Table:
+def _ranks_table(found: Figures) -> Table:
     """Return the table of each rank, or of the ten that cost most."""
-    ranks = found.ranks
+    names = [*_RANK_COLUMNS] if found.workers > 1 else _OF_A_SINGLE_RANK  # which holds up, and is compared with, none
     shown = np.arange(found.workers)
-    if found.workers > MOST_RANKS:
-        shown = np.argsort(-ranks.cost, kind="stable")[:_WORST]
-    columns = _columns(ranks)
-    rows = tuple((str(r), *(form(values[r]) for _, values, form in columns)) for r in shown.tolist())
-    bars = {i: np.nan_to_num(columns[i - 1][1][shown]).tolist() for i in (1, 5)}
-    table = Table(("rank", *(heading for heading, _, _ in columns)), rows, bars, spare=frozenset({2, 3, 4}))
-    return table if found.workers > 1 else _without_others(table)
+    if found.workers > _MOST_RANKS:
+        shown = np.argsort(-found.ranks.cost, kind="stable")[:_WORST]
+    columns = [(getattr(found.ranks, _RANK_COLUMNS[name][0])[shown], _RANK_COLUMNS[name][1]) for name in names]
+    rows = tuple((str(rank), *(form(of[i]) for of, form in columns)) for i, rank in enumerate(shown))
+    if found.workers == 1:
+        return Table(("rank", *names), rows)
+    bars = {i: np.nan_to_num(columns[i - 1][0]).tolist() for i in _BARS}
+    return Table(("rank", *names), rows, bars, _SPARE)
 
 
-def _without_others(table: Table) -> Table:
-    """Leave out what a single rank cannot have: ranks to hold up, to come after, and to compare with."""
-    kept = [0, *(i for i in range(1, len(table.headings)) if i not in (1, 2, 3, 5))]
-    rows = tuple(tuple(row[i] for i in kept) for row in table.rows)
-    bars = {kept.index(i): bar for i, bar in table.bars.items() if i in kept}
-    return Table(tuple(table.headings[i] for i in kept), rows, bars)
-
-
-def spread_table(found: Figures) -> Table:
+def _spread_table(found: Figures) -> Table:
     """Return the table of how the figures of all ranks are spread."""
-    columns = _columns(found.ranks)
-    spread = []
-    for _, values, _ in columns:
+    columns = []
+    for name, form in _RANK_COLUMNS.values():
+        values = getattr(found.ranks, name)
         known = values[np.isfinite(values)]
-        spread.append(np.quantile(known, [*_QUANTILES.values()]) if known.size else [math.nan] * len(_QUANTILES))
-    rows = tuple(
-        (name, *(columns[i][2](spread[i][q]) for i in range(len(columns)))) for q, name in enumerate(_QUANTILES)
-    )
-    return Table((f"of {found.workers:,} ranks", *(h for h, _, _ in columns)), rows, spare=frozenset({2, 3, 4}))
+        quantiles = np.quantile(known, [*_QUANTILES.values()]) if known.size else [math.nan] * len(_QUANTILES)
+        columns.append([form(value) for value in quantiles])
+    rows = tuple(zip(_QUANTILES, *columns, strict=True))
+    return Table((f"of {found.workers:,} ranks", *_RANK_COLUMNS), rows, spare=_SPARE)
 
 
-def _columns(ranks: RankFigures) -> list[tuple[str, npt.NDArray[np.float64], Callable[[float], str]]]:
-    return [
-        ("held others up", ranks.cost, percent),
-        ("by its data", ranks.cost_input, percent),
-        ("came last in", ranks.last, percent),
-        ("samples/s", ranks.samples_per_s, number),
-        ("of the best rank", ranks.of_best_rank, _score),
-        ("waiting", ranks.waiting, percent),
-    ]
-
-
-def _score(value: float) -> str:
-    return f"{value:.2f}" if math.isfinite(value) else UNKNOWN
-
-
-def alternatives_table(found: Figures) -> Table:
+def _alternatives_table(found: Figures) -> Table:
     """Return the table of other splits."""
     headings = ("on these machines", "samples/s", "times this run", "a full round takes")
     if found.alternatives is None:
         return Table(headings, ())
-    rate = found.alternatives.samples_per_s
-    rows = [(f"this run ({found.policy})", number(rate), "1.00", duration(found.global_batch / rate))]
-    fastest = max([rate, *(each.most for each in found.alternatives.each)])
-    for each in found.alternatives.each:
-        ends = [each.samples_per_s] if each.certain else [each.least, each.most]
-        rows.append(
-            (
-                each.name,
-                " … ".join(number(end) for end in ends),
-                " … ".join(f"{end / rate:.2f}" for end in ends),
-                " … ".join(duration(found.global_batch / end) for end in ends[::-1]),
-            )
+    rate, each = found.alternatives.samples_per_s, found.alternatives.each
+    ends = {f"this run ({found.policy})": [rate]}
+    ends |= {one.name: [one.samples_per_s] if one.certain else [one.least, one.most] for one in each}
+    rows = tuple(
+        (
+            name,
+            " … ".join(map(number, rates)),
+            " … ".join(f"{end / rate:.2f}" for end in rates),
+            " … ".join(duration(found.global_batch / end) for end in rates[::-1]),
         )
-    shares = [rate / fastest, *(each.samples_per_s / fastest for each in found.alternatives.each)]
-    return Table(headings, tuple(rows), {1: shares}, spare=frozenset({3}))
+        for name, rates in ends.items()
+    )
+    fastest = max([rate, *(one.most for one in each)])
+    shares = [rate / fastest, *(one.samples_per_s / fastest for one in each)]
+    return Table(headings, rows, {1: shares}, spare=frozenset({3}))
 
 
-def causes_table(report: Report) -> Table:
+def _replay_note(found: Figures) -> str:
+    """Return the note on how the table of other splits was computed."""
+    if found.alternatives is None:
+        return f"Other splits were not computed: {found.no_alternatives}"
+    note = (
+        f"Replayed in simulated time on the last {found.alternatives.rounds} whole rounds, with the speeds and "
+        "transfers that they had, as hvd-hetero simulate --from does. Rates are without the first tenth of the samples."
+    )
+    if not all(each.certain for each in found.alternatives.each):
+        note += " If the run leaves the fixed cost of a micro-batch open, a figure is a range."
+    if found.micro_batches > 1:
+        note += (
+            f" This run did up to {found.micro_batches:,} micro-batches a round, and its ideal has as many. "
+            "These splits do one, so they may be faster than the ideal."
+        )
+    return note
+
+
+def _causes_table(report: Report) -> Table:
     """Return the named causes, the most costly ranks first; a slow network only for ranks that hold others up."""
     cost = report.figures.ranks.cost
-    caused = [
-        (rank, cause)
-        for rank, cause in enumerate(report.causes)
-        if cause is not None and (cost[rank] >= _WORTH_A_WORD or cause.kind != "network")
-    ]
-    caused.sort(key=lambda each: -cost[each[0]])
     alike: dict[tuple[str, str], list[int]] = {}
-    for rank, cause in caused:
-        alike.setdefault((cause.evidence, cause.way_out), []).append(rank)
+    for rank in np.argsort(-cost, kind="stable").tolist():
+        cause = report.causes[rank]
+        if cause is not None and (cost[rank] >= _WORTH_A_WORD or cause.kind != "network"):
+            alike.setdefault((cause.evidence, cause.way_out), []).append(rank)
     rows = tuple((listed(ranks, _NAMED), *words) for words, ranks in [*alike.items()][:_WORST])
     return Table(("rank", "why", "way out"), rows, words=frozenset({1, 2}))
 
 
-def comparison_table(reports: Sequence[Report]) -> Table:
-    """Return the table of two runs side by side."""
-    one, other = (report.figures for report in reports)
-    lines = [
-        ("policy", [each.policy for each in (one, other)], ""),
-        ("ranks", [f"{each.workers:,}" for each in (one, other)], ""),
-        ("global batch", [f"{each.global_batch:,}" for each in (one, other)], ""),
-        ("rounds", [f"{each.rounds:,}" for each in (one, other)], ""),
-        (
-            "samples per second",
-            [number(each.samples_per_s) for each in (one, other)],
-            f"{other.samples_per_s / one.samples_per_s:.2f} times",
-        ),
-        ("slowdown against the ideal", [f"{each.slowdown:.2f}" for each in (one, other)], ""),
-        ("waiting for late ranks", [percent(each.waiting_for_ranks) for each in (one, other)], ""),
-        ("transfers", [percent(each.kinds["transfer"]) for each in (one, other)], ""),
-        ("other work between rounds", [percent(each.kinds["between"]) for each in (one, other)], ""),
+def worth_table(worth: Worth, prices: Sequence[float] = ()) -> Table:
+    """Return the table of all ranks, and of the training without each one, the most valuable first."""
+    lines = [("none", worth.all, "1.00", -1)]
+    lines += [(f"rank {one.worker}", one.rate, f"{one.times.likely:.2f}", one.worker) for one in worth.each]
+    headings: tuple[str, ...] = ("left out", "samples/s", "between", "times all ranks")
+    rows: list[tuple[str, ...]] = [
+        (name, number(rate.likely), f"{number(rate.least)} … {number(rate.most)}", times)
+        for name, rate, times, _ in lines
     ]
-    rows = tuple((name, *values, times) for name, values, times in lines)
-    return Table(("", *(report.name for report in reports), ""), rows, spare=frozenset({3}))
+    if prices:
+        headings = (*headings, "samples per 1 paid")
+        rows = [
+            (*row, number(_bought(rate, prices, left))) for row, (_, rate, _, left) in zip(rows, lines, strict=True)
+        ]
+    most = max(rate.likely for _, rate, _, _ in lines)
+    narrow = frozenset({3}) if prices else frozenset()  # what a phone goes without: the money is wanted more
+    return Table(headings, tuple(rows), {1: [rate.likely / most for _, rate, _, _ in lines]}, spare=narrow)
+
+
+def _bought(rate: Rate, prices: Sequence[float], left: int) -> float:
+    """Return the samples for one unit of money without this rank; prices are per hour."""
+    per_hour = math.fsum(price for rank, price in enumerate(prices) if rank != left)
+    return 3600.0 * rate.likely / per_hour if per_hour > 0 else math.inf

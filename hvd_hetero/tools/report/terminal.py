@@ -1,24 +1,14 @@
-"""The summary in the terminal, by rich."""
+"""The summary in the terminal, by rich. No text is markup: names come from files."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hvd_hetero.tools.report.made import Report
-from hvd_hetero.tools.report.page import facts, replay_note, tiles
-from hvd_hetero.tools.report.table import Table
-from hvd_hetero.tools.report.tables import (
-    MOST_RANKS,
-    alternatives_table,
-    causes_table,
-    comparison_table,
-    kinds_table,
-    ranks_table,
-    spread_table,
-)
-from hvd_hetero.tools.report.verdict import comparison
-from hvd_hetero.tools.report.worth_words import worth_sentences, worth_table
+from hvd_hetero.tools.report.tables import Table, contents, side_by_side, worth_table
+from hvd_hetero.tools.report.worth_words import worth_sentences
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,61 +20,62 @@ _FULL_WIDTH = 110  # a narrower terminal goes without the spare columns, as a ph
 
 
 def write_summary(console: Console, reports: Sequence[Report]) -> None:
-    """Print one report, or two and their comparison. No text is markup: names come from files."""
+    """Print one report, or two and their comparison."""
     from rich.text import Text
 
     for report in reports:
         _write(console, report)
     if len(reports) == 2:
+        compared = side_by_side(reports)
         console.print(Text("Side by side", style="bold"))
-        names, found = [report.name for report in reports], [report.figures for report in reports]
-        console.print(Text(comparison(names, found)))
-        _table(console, comparison_table(reports))
+        console.print(Text(compared["text"]))
+        _table(console, compared["table"])
 
 
 def _write(console: Console, report: Report) -> None:
     from rich.text import Text
 
-    found = report.figures
-    console.print(Text(report.name, style="bold"))
-    console.print(Text(facts(found), style="dim"))
+    shown = contents(report)
+    console.print(Text(shown["name"], style="bold"))
+    console.print(Text(shown["facts"], style="dim"))
     for name in ("verdict", "why", "next"):
         console.print(Text.assemble((f"{name.capitalize() + ':':<9}", "bold"), getattr(report.verdict, name)))
     for note in report.notes:
         console.print(Text.assemble(("Partial: ", "bold yellow"), note))
-    console.print(Text("   ".join(f"{value} {name}" for value, name in tiles(found))))
+    console.print(Text("   ".join(f"{value} {name}" for value, name in shown["tiles"])))
     if report.costs:
         console.print(Text(report.costs))
-    _table(console, kinds_table(found))
-    _table(console, ranks_table(found))
-    if found.workers > MOST_RANKS:
-        _table(console, spread_table(found))
-    causes = causes_table(report)
+    for name in ("kinds", "ranks", "spread"):
+        _table(console, shown[name])
+    causes = shown["causes"]
     if any(why not in report.verdict.why for _, why, _ in causes.rows):  # else the verdict has named them all
-        _table(console, Table(causes.headings, causes.rows[:_CAUSES], words=causes.words))
+        _table(console, replace(causes, rows=causes.rows[:_CAUSES]))
         if (more := len(causes.rows) - _CAUSES) > 0:
             console.print(Text(f"{more} more cause{'s' if more > 1 else ''}.", style="dim"))
-    if found.alternatives is not None:
-        _table(console, alternatives_table(found))
-    console.print(Text(replay_note(found), style="dim"))
-    if (worth := report.worth) is not None:
-        write_worth(console, worth, report.prices, said=report.verdict.next)
+    if shown["alternatives"].rows:
+        _table(console, shown["alternatives"])
+    console.print(Text(shown["replayed"], style="dim"))
+    if report.worth is not None:
+        _table(console, shown["worth"])
+        console.print(Text(shown["worth_told"]))
     console.print()
 
 
-def write_worth(console: Console, worth: Worth, prices: Sequence[float] = (), *, said: str = "") -> None:
-    """Print what each rank is worth; not again what was ``said`` above."""
+def write_worth(console: Console, worth: Worth, prices: Sequence[float] = ()) -> None:
+    """Print what each rank is worth."""
     from rich.text import Text
 
     _table(console, worth_table(worth, prices))
-    console.print(Text(" ".join(worth_sentences(worth, said))))
+    console.print(Text(" ".join(worth_sentences(worth))))
 
 
-def _table(console: Console, shown: Table) -> None:
+def _table(console: Console, shown: Table | None) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table as RichTable
     from rich.text import Text
 
+    if shown is None:
+        return
     kept = [i for i in range(len(shown.headings)) if i not in shown.spare or console.width >= _FULL_WIDTH]
     table = RichTable(box=SIMPLE_HEAD, pad_edge=False)
     for i in kept:

@@ -5,11 +5,20 @@ the pace of its latest round before (or else the first one after), and the time 
 figure takes no part, nor do its samples. Rounds that take no time, or more than thirty years, are left out by
 ``counted``.
 
+**Speeds.** Rank i does x samples in κ micro-batches in t seconds of computing and waiting for its data. A micro-batch
+costs as much as β samples besides. The speed refers to one of the typical size s, an equal share in the first plan:
+
+    speed = (x + β κ) / t · s / (s + β)
+
+The mean is over samples, which is the harmonic mean over rounds: a rank that is slow for a third of the time has lost
+time, and a median would not show it.
+
 Shapes: K rounds, n ranks.
 """
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 
 import numpy as np
@@ -105,3 +114,23 @@ def _filled(values: Floats, known: Bools) -> Floats:
     latest = np.maximum.accumulate(np.where(known, rounds, -1), axis=0)
     first = known.argmax(axis=0)
     return np.asarray(np.take_along_axis(values, np.where(latest >= 0, latest, first), axis=0))
+
+
+def of_typical_size(run: Run, beta: Floats) -> Floats:
+    """Return s / (s + β): the part of its samples in what a micro-batch of the typical size costs; (K, n)."""
+    typical = float(run.plan[0].sum() / max(int(run.micro_batches[0].sum()), 1)) if len(run.plan) else 0.0
+    return typical / (typical + beta) if typical > 0 else np.ones_like(beta)
+
+
+def speeds(run: Run, done: Work) -> Floats:
+    """Return the speed of each rank in each round, NaN if it was not measured; (K, n)."""
+    beta = done.fixed_each
+    samples = (done.samples + beta * run.micro_batches) * of_typical_size(run, beta)
+    return np.where(done.known, samples / np.where(done.known, done.busy_s, 1.0), np.nan)
+
+
+def mean_speed(speed: Floats) -> Floats:
+    """Return each rank's harmonic mean over the rounds in which it is known; (n,)."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # NaN is the right answer for a rank without figures
+        return np.asarray(1.0 / np.nanmean(1.0 / speed, axis=0))

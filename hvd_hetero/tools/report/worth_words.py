@@ -1,33 +1,12 @@
-"""What each rank is worth, as a table and in sentences: for reports, and for ``hvd-hetero simulate --worth``."""
+"""What each rank is worth, in sentences: for reports, and for ``hvd-hetero simulate --worth``."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-
-from hvd_hetero.tools.report.table import Table
-from hvd_hetero.tools.report.words import number
 from hvd_hetero.tools.simulation.worth import Rate, Worth
 
 _NOTABLE = 0.01  # of the speed; less is no reason to leave a rank out
 _MANY = 2.0  # times as fast, and no percentage
 _UNSEEN = 0.005  # of the speed: it would be rounded to 0 %
-
-
-def worth_table(worth: Worth, prices: Sequence[float] = ()) -> Table:
-    """Return the table of all ranks, and of the training without each one, the most valuable first."""
-    headings: tuple[str, ...] = ("left out", "samples/s", "between", "times all ranks")
-    lines = [("none", worth.all, "1.00"), *((f"rank {w.worker}", w.rate, f"{w.times.likely:.2f}") for w in worth.each)]
-    rows: list[tuple[str, ...]] = [
-        (name, number(rate.likely), f"{number(rate.least)} … {number(rate.most)}", times) for name, rate, times in lines
-    ]
-    if prices:
-        headings = (*headings, "samples per 1 paid")
-        bought = [_bought(worth.all, prices), *(_bought(w.rate, prices, w.worker) for w in worth.each)]
-        rows = [(*row, number(amount)) for row, amount in zip(rows, bought, strict=True)]
-    most = max(rate.likely for _, rate, _ in lines)
-    narrow = frozenset({3}) if prices else frozenset()  # what a phone goes without: the money is wanted more
-    return Table(headings, tuple(rows), {1: [rate.likely / most for _, rate, _ in lines]}, spare=narrow)
 
 
 def leave_out(worth: Worth) -> str:
@@ -67,12 +46,6 @@ def worth_sentences(worth: Worth, said: str = "") -> list[str]:
             "do."
         )
     return told
-
-
-def _bought(rate: Rate, prices: Sequence[float], without: int | None = None) -> float:
-    """Return the samples for one unit of money; prices are per hour."""
-    per_hour = math.fsum(price for rank, price in enumerate(prices) if rank != without)
-    return 3600.0 * rate.likely / per_hour if per_hour > 0 else math.inf
 
 
 def _gain(times: Rate) -> str:

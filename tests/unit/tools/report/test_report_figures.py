@@ -12,8 +12,8 @@ from hvd_hetero.telemetry import Telemetry, TelemetryWriter, read_run
 from hvd_hetero.tools.report import figures
 from hvd_hetero.tools.report.alternatives import Alternative, Alternatives
 from hvd_hetero.tools.report.causes import LEAST, LEAST_UNEXPLAINED, Cause
+from hvd_hetero.tools.report.figures import MOST_BLOCKS, MOST_ROWS
 from hvd_hetero.tools.report.made import report_of
-from hvd_hetero.tools.report.over_time import MOST_BLOCKS, MOST_ROWS
 from hvd_hetero.tools.report.verdict import comparison, verdict
 from hvd_hetero.tools.report.work import impossible
 from hvd_hetero.tools.simulation import Availability, BestSplit, Cluster, Compute, Jitter, Network, Worker, simulate

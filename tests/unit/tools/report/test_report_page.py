@@ -15,7 +15,7 @@ from rich.console import Console
 from hvd_hetero.policies import BSP
 from hvd_hetero.telemetry import read_run
 from hvd_hetero.tools.cli import main
-from hvd_hetero.tools.report import svg
+from hvd_hetero.tools.report import pictures
 from hvd_hetero.tools.report.causes import Cause
 from hvd_hetero.tools.report.made import make_reports, report_of
 from hvd_hetero.tools.report.page import page
@@ -158,7 +158,7 @@ def test_script_in_a_name_is_text(tmp_path, capsys):
 
 
 def test_names_in_a_picture_are_escaped():
-    drawing = svg.box([], "<script>alert(1)</script>", kind='"><script>')
+    drawing = pictures.box([], "<script>alert(1)</script>", kind='"><script>')
     assert "<script" not in drawing
     assert ElementTree.fromstring(drawing)[0].text == "<script>alert(1)</script>"
 
@@ -278,20 +278,18 @@ def test_the_page_of_1000_ranks_is_small_and_has_no_line_for_each():
 
 def test_a_value_without_neighbours_is_a_dot():
     nan = float("nan")
-    assert svg.line(np.array([0.5]), 1.0, "c0") == '<path class="line dot c0" d="M500 200h.1"/>'
-    told = svg.line(np.array([0.5, nan, 0.5, 1.0, nan, nan, 0.0, nan, 0.25]), 1.0, "c1")
+    assert pictures.line(np.array([0.5]), 1.0, "c0") == '<path class="line dot c0" d="M500 200h.1"/>'
+    told = pictures.line(np.array([0.5, nan, 0.5, 1.0, nan, nan, 0.0, nan, 0.25]), 1.0, "c1")
     assert re.findall(r'class="([a-z0-9 ]+)" d="([^"]+)"', told) == [
         ("line c1", "M278 200 389 0"), ("line dot c1", "M56 200h.1M722 400h.1M944 300h.1"),
     ]  # fmt: skip
-    assert svg.line(np.full(4, nan), 1.0, "c0") == ""
+    assert pictures.line(np.full(4, nan), 1.0, "c0") == ""
 
 
 def test_ticks_are_round_and_within():
-    assert svg.ticks(1.0) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1.0])
-    assert svg.ticks(37.0) == [0, 10, 20, 30]
-    assert svg.ticks(0.0) == svg.ticks(float("nan")) == [0.0]
-    assert svg.whole_ticks(1, 61) == [20, 40, 60]
-    assert svg.whole_ticks(5, 6) == [5]
+    assert pictures.ticks(1.0) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1.0])
+    assert pictures.ticks(37.0) == [0, 10, 20, 30]
+    assert pictures.ticks(0.0) == pictures.ticks(float("nan")) == [0.0]
 
 
 def test_a_report_of_a_single_round_is_in_the_singular_and_its_curves_are_seen(tmp_path, capsys):

@@ -14,8 +14,9 @@ from hvd_hetero.policies import BSP, LBBSP
 from hvd_hetero.telemetry import read_run
 from hvd_hetero.tools.cli import main
 from hvd_hetero.tools.report.made import report_of
+from hvd_hetero.tools.report.tables import worth_table
 from hvd_hetero.tools.report.words import UNKNOWN
-from hvd_hetero.tools.report.worth_words import leave_out, worth_sentences, worth_table
+from hvd_hetero.tools.report.worth_words import leave_out, worth_sentences
 from hvd_hetero.tools.simulation import Cluster, Compute, Jitter, Network, Worker, simulate
 from hvd_hetero.tools.simulation.replay import replay
 from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
