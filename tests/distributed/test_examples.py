@@ -19,8 +19,7 @@ from side_by_side import side_by_side
 from hvd_hetero.telemetry import read_run
 from hvd_hetero.testing import torchrun
 from hvd_hetero.testing.hosts import host_name
-from hvd_hetero.tools.cli.installation.findings import Finding
-from hvd_hetero.tools.cli.installation.two_ranks import two_ranks
+from hvd_hetero.tools.cli.findings import Finding, two_ranks
 
 pytestmark = pytest.mark.distributed
 EXAMPLES = Path(__file__).parents[2] / "examples"

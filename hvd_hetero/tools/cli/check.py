@@ -7,14 +7,13 @@ import math
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from hvd_hetero.tools.cli.output import printer
+from hvd_hetero.tools.cli.output import printer, status
 
 if TYPE_CHECKING:
-    from hvd_hetero.tools.cli.installation.findings import Finding
+    from hvd_hetero.tools.cli.findings import Finding
 
 _COLOURS = {"ok": "green", "warning": "yellow", "failure": "bold red"}
 
@@ -35,42 +34,39 @@ def run(args: argparse.Namespace, environ: Mapping[str, str] = os.environ) -> in
     if not 0 < args.timeout < math.inf:
         raise ValueError(f"--timeout must be positive and finite, got {args.timeout:g}; leave it out")
     found = []
-    with _status() as tell:
+    with status("checking") as tell:
         for finding in _findings(args, environ):
             found.append(finding)
-            tell(finding.name)
+            tell(f"checked: {finding.name}")
     write(found)
     return 1 if any(finding.verdict == "failure" for finding in found) else 0
 
 
 def _findings(args: argparse.Namespace, environ: Mapping[str, str]) -> Iterator[Finding]:
-    from hvd_hetero.tools.cli.installation import facts, findings
-    from hvd_hetero.tools.cli.installation.horovod_facts import read_horovod
-    from hvd_hetero.tools.cli.installation.two_ranks import two_ranks
+    from hvd_hetero.tools.cli import findings, installed
 
-    installed, built = facts.installed_frameworks(environ), read_horovod()
-    mine = findings.horovod(built, installed)
+    frameworks, built = installed.frameworks(environ), installed.read_horovod()
+    mine = findings.horovod(built, frameworks)
     yield findings.python(sys.version_info[:3])
-    yield findings.tools(facts.missing_tools(environ), needed=mine.verdict == "failure")
-    yield findings.frameworks(installed)
+    yield findings.tools(installed.missing_tools(environ), needed=mine.verdict == "failure")
+    yield findings.frameworks(frameworks)
     yield mine
     if built.version is not None:
-        yield findings.horovod_operations(built, facts.gpus())
+        yield findings.horovod_operations(built, installed.gpus())
         yield findings.horovod_patches(built)
-    yield findings.keras(facts.keras_versions(installed), environ, facts.keras_backend(environ))
-    machine, quota = len(os.sched_getaffinity(0)), facts.cpu_quota()
-    yield findings.container(quota, machine, *facts.memory_limit(), args.ranks)
+    keras = frameworks | installed.versions("keras", "tf_keras")
+    yield findings.keras(keras, environ, installed.keras_backend(environ))
+    machine, quota = len(os.sched_getaffinity(0)), installed.cpu_quota()
+    yield findings.container(quota, machine, *installed.memory_limit(), args.ranks)
     usable = max(math.floor(min(machine, quota)), 1)
     yield findings.cores(usable, args.ranks)
     yield findings.threads(environ.get("OMP_NUM_THREADS", ""), usable, args.ranks)
     yield findings.allocator(environ, platform.libc_ver()[0])
     if args.no_launch or mine.verdict == "failure":
         return
-    if built.version is None:
-        yield two_ranks("torch.distributed", args.timeout)
-    for framework in installed:
-        if framework in built.built_for:
-            yield two_ranks(framework, args.timeout)
+    launched = [framework for framework in frameworks if framework in built.built_for]
+    for framework in launched if built.version is not None else ["torch.distributed"]:
+        yield findings.two_ranks(framework, args.timeout)
 
 
 def write(found: Sequence[Finding]) -> None:
@@ -86,39 +82,19 @@ def write(found: Sequence[Finding]) -> None:
 
 
 def _write_table(found: Sequence[Finding]) -> None:
-    from rich.table import Table
+    from rich.table import Column, Table
     from rich.text import Text
 
-    console = printer()
-    table = Table()
-    for heading in ("check", "", "found", "mend it by"):
-        table.add_column(heading, overflow="fold")
+    table = Table(*(Column(heading, overflow="fold") for heading in ("check", "", "found", "mend it by")))
     for finding in found:
         verdict = Text(finding.verdict, style=_COLOURS[finding.verdict])
         table.add_row(finding.name, verdict, Text(finding.text), Text(finding.command))
-    console.print(table)
-    console.print(_summary(found))
+    printer().print(table, _summary(found), sep="\n")
 
 
 def _summary(found: Sequence[Finding]) -> str:
-    failures, warnings = (_counted(found, verdict) for verdict in ("failure", "warning"))
-    if any(finding.verdict == "failure" for finding in found):
+    counts = {verdict: sum(finding.verdict == verdict for finding in found) for verdict in ("failure", "warning")}
+    failures, warnings = (f"{count} {verdict}{'' if count == 1 else 's'}" for verdict, count in counts.items())
+    if counts["failure"]:
         return f"This installation cannot train: {failures}, {warnings}."
     return f"This installation can train: {warnings}."
-
-
-def _counted(found: Sequence[Finding], verdict: str) -> str:
-    number = sum(finding.verdict == verdict for finding in found)
-    return f"{number} {verdict}{'' if number == 1 else 's'}"
-
-
-@contextmanager
-def _status() -> Iterator[Callable[[str], None]]:
-    """Show on standard error what was checked last: launching ranks takes seconds."""
-    if not sys.stderr.isatty():
-        yield lambda name: None
-        return
-    from rich.console import Console
-
-    with Console(stderr=True).status("checking") as status:
-        yield lambda name: status.update(f"checked: {name}")

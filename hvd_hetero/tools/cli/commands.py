@@ -7,11 +7,14 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 
 from hvd_hetero import __version__
 from hvd_hetero.errors import HeteroError
 from hvd_hetero.tools.cli import build_horovod, check, profile, report, simulate
-from hvd_hetero.tools.cli.output import READER_LEFT, reader_left
+from hvd_hetero.tools.cli.output import reader_left
+
+READER_LEFT = 141  # of a program that SIGPIPE ends, as shells report it: 128 + 13
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,37 +27,19 @@ class Command:
     run: Callable[[argparse.Namespace], int]
 
 
-COMMANDS = (
-    Command(
-        "build-horovod",
-        "build a wheel of Horovod 0.28.1 for the installed torch and TensorFlow",
-        build_horovod.add_arguments,
-        build_horovod.run,
-    ),
-    Command(
-        "check",
-        "say whether this installation can train, and which command mends what is amiss",
-        check.add_arguments,
-        check.run,
-    ),
-    Command(
-        "profile",
-        "time one training step over batch sizes: where this device saturates, what a sample costs, where memory ends",
-        profile.add_arguments,
-        profile.run,
-    ),
-    Command(
-        "report",
-        "say where the time of a recorded run went, which rank was slow, and why: in the terminal, and as an HTML page",
-        report.add_arguments,
-        report.run,
-    ),
-    Command(
-        "simulate",
-        "compute what each scheme would gain, on a cluster described in a file or on the machines of a recorded run",
-        simulate.add_arguments,
-        simulate.run,
-    ),
+_HELP: dict[ModuleType, str] = {
+    build_horovod: "build a wheel of Horovod 0.28.1 for the installed torch and TensorFlow",
+    check: "say whether this installation can train, and which command mends what is amiss",
+    profile: "time one training step over batch sizes: where this device saturates, what a sample costs, where memory "
+    "ends",
+    report: "say where the time of a recorded run went, which rank was slow, and why: in the terminal, and as an HTML "
+    "page",
+    simulate: "compute what each scheme would gain, on a cluster described in a file or on the machines of a recorded "
+    "run",
+}
+COMMANDS = tuple(
+    Command(module.__name__.rpartition(".")[2].replace("_", "-"), text, module.add_arguments, module.run)
+    for module, text in _HELP.items()
 )
 
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import os
 import select
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-READER_LEFT = 141
-"""The exit code of a program that SIGPIPE ends, as shells report it: 128 + 13."""
 
 
 def printer(**options: Any) -> Console:
@@ -29,19 +26,27 @@ def printer(**options: Any) -> Console:
 
 def reader_left() -> bool:
     """Hand over what was printed, and return True if no reader is left; then Python reports no error for it."""
-    if sys.stdout is None or sys.stdout.closed:
-        return False
-    try:
-        with contextlib.suppress(BrokenPipeError):
-            sys.stdout.flush()
-        number = sys.stdout.fileno()
-    except io.UnsupportedOperation:  # it is no file
-        return False
     looking = select.poll()
-    looking.register(number, 0)
+    try:
+        with suppress(BrokenPipeError):
+            sys.stdout.flush()
+        looking.register(number := sys.stdout.fileno(), 0)
+    except (AttributeError, ValueError):  # None, closed, or no file: io.UnsupportedOperation is a ValueError
+        return False
     if not any(events & (select.POLLERR | select.POLLHUP) for _, events in looking.poll(0)):
         return False
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, number)
-    os.close(nowhere)
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), number)
     return True
+
+
+@contextmanager
+def status(first: str, *, quiet: bool = False) -> Iterator[Callable[[str], None]]:
+    """Show on standard error, if that is a terminal, what is being done: ``first``, then what the function is told."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda text: None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(first) as shown:
+        yield shown.update

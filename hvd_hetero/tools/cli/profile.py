@@ -9,15 +9,16 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from hvd_hetero.tools.cli.output import printer
+from hvd_hetero.tools.cli.output import printer, status
 
 if TYPE_CHECKING:
     from hvd_hetero.allocation import Gamma
-    from hvd_hetero.measurement.device_curve import DeviceCurve, Measured
+    from hvd_hetero.measurement.device_curve import DeviceCurve
+
+_GAMMA = ("slope_s", "intercept_s", "saturation", "out_of_memory")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,18 +28,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MODULE:FUNCTION",
         help="a function of a batch size: forward, backward and update of such a batch",
     )
-    parser.add_argument("--smallest", type=int, default=1, metavar="N", help="first batch size (%(default)s)")
-    parser.add_argument("--largest", type=int, default=65536, metavar="N", help="largest batch size (%(default)s)")
-    parser.add_argument(
-        "--longest",
-        type=float,
-        default=2.0,
-        metavar="S",
-        help="stop after a batch size that takes longer (%(default)s)",
-    )
-    parser.add_argument(
-        "--repeats", type=int, default=5, metavar="N", help="measurements of each batch size (%(default)s)"
-    )
+    for name, default, metavar, text in (
+        ("smallest", 1, "N", "first batch size"),
+        ("largest", 65536, "N", "largest batch size"),
+        ("longest", 2.0, "S", "stop after a batch size that takes longer"),
+        ("repeats", 5, "N", "measurements of each batch size"),
+    ):
+        kind, shown = type(default), f"{text} (%(default)s)"
+        parser.add_argument(f"--{name}", type=kind, default=default, metavar=metavar, help=shown)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--quiet", action="store_true", help="show no progress")
 
@@ -52,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
             raise ValueError(f"--{name} must be positive and finite, got {getattr(args, name)}; leave it out")
 
     step = _function(args.step)
-    with _progress(args.quiet or args.json) as progress:
+    with status("the first size", quiet=args.quiet or args.json) as tell:
         curve = profile_step(
             step,
             smallest=args.smallest,
@@ -61,10 +58,14 @@ def run(args: argparse.Namespace) -> int:
             repeats=args.repeats,
             done=_wait_for_device,
             release=_release,
-            progress=progress,
+            progress=lambda m: tell(
+                f"{m.batch} samples: {m.median_s:.4g} s" if m.fits else f"{m.batch} samples do not fit"
+            ),
         )
     if args.json:
-        sys.stdout.write(json.dumps(_plain(curve), indent=1) + "\n")
+        measured = [{"batch": m.batch, "seconds": list(m.seconds), "fits": m.fits} for m in curve.measured]
+        gamma = None if curve.gamma is None else {name: getattr(curve.gamma, name) for name in _GAMMA}
+        sys.stdout.write(json.dumps({"measured": measured, "gamma": gamma, "why": curve.why}, indent=1) + "\n")
     else:
         _write(curve, args.step)
     return 0 if curve.gamma is not None else 1
@@ -105,29 +106,11 @@ def _release() -> None:
         torch.cuda.empty_cache()
 
 
-def _plain(curve: DeviceCurve) -> dict[str, Any]:
-    gamma = curve.gamma
-    return {
-        "measured": [{"batch": m.batch, "seconds": list(m.seconds), "fits": m.fits} for m in curve.measured],
-        "gamma": None
-        if gamma is None
-        else {
-            "slope_s": gamma.slope_s,
-            "intercept_s": gamma.intercept_s,
-            "saturation": gamma.saturation,
-            "out_of_memory": gamma.out_of_memory,
-        },
-        "why": curve.why,
-    }
-
-
 def _write(curve: DeviceCurve, name: str) -> None:
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    console = printer()
-    table = Table(title=f"one step of {name}")
-    for heading in ("samples", "seconds", "fitted", "samples/s"):
-        table.add_column(heading, justify="right")
+    console, headings = printer(), ("samples", "seconds", "fitted", "samples/s")
+    table = Table(*(Column(heading, justify="right") for heading in headings), title=f"one step of {name}")
     for m in curve.measured:
         if not m.fits:
             table.add_row(str(m.batch), "does not fit", "", "")
@@ -156,17 +139,3 @@ def _as_worker(gamma: Gamma) -> list[str]:
     lines += [f"fixed_ms = {gamma.intercept_s * 1e3:.6g}"] if gamma.intercept_s > 0 else []  # none may be below 0
     lines += [f"saturation = {gamma.saturation:.6g}"] if gamma.saturation > 1 else []
     return lines + ([f"memory_limit = {gamma.out_of_memory}"] if gamma.out_of_memory is not None else [])
-
-
-@contextmanager
-def _progress(quiet: bool) -> Iterator[Callable[[Measured], None]]:
-    if quiet or not sys.stderr.isatty():
-        yield lambda measured: None
-        return
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    with console.status("the first size") as status:
-        yield lambda m: status.update(
-            f"{m.batch} samples: {m.median_s:.4g} s" if m.fits else f"{m.batch} samples do not fit"
-        )

@@ -6,54 +6,67 @@ It is not part of the package ``simulation``, because writing the help of all co
 from __future__ import annotations
 
 import argparse
+import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from hvd_hetero.tools.cli.output import printer
 
 if TYPE_CHECKING:
+    from hvd_hetero.tools.simulation.compare import Outcome
     from hvd_hetero.tools.simulation.description import Description
     from hvd_hetero.tools.simulation.replay import Replay
 
 _REPLAYED = ("bsp", "lb-bsp", "self-adaptive", "non-blocking", "lb-non-blocking", "elastic-bsp")
+_LEAST_WIDTH = 140
+_COLUMNS = {
+    "samples/s": ("samples_per_s", ".1f"),
+    "times BSP": ("times_bsp", ".2f"),
+    "of best split": ("of_best", ".3f"),
+    "waiting": ("waiting_share", ".1%"),
+    "transfer": ("transfer_share", ".1%"),
+    "s per update": ("round_s", ".4g"),
+}
+_RANKS_SHOWN = 8
+_OPTIONS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "--policies": (
+        "NAMES",
+        "names separated by commas, or a list as in a description; replaces the described ones",
+        {},
+    ),
+    "--rounds": ("N", "rounds of the global batch; replaces the described number", {"type": int}),
+    "--global-batch": ("N", "samples of a round; replaces the present number", {"type": int}),
+    "--drop": ("WORKERS", 'without these workers, counted from 0: "2" or "0,3"', {}),
+    "--add": ("WORKER", 'one more: "0", like worker 0, or "slope_ms = 2.5"', {"action": "append", "default": []}),
+    "--replace": ("WORKER:OTHER", '"2: 0" or "2: samples_per_s = 400"', {"action": "append", "default": []}),
+    "--network": ("SETTINGS", 'another: "bandwidth_mbps = 1000, message_mb = 50"', {}),
+    "--prices": ("WORKER=PRICE,…", 'with --worth: per hour, "0=2.40,1=0.80"', {}),
+    "--seed": ("N", "seed of all random draws; replaces the described one", {"type": int}),
+    "--plot": ("FILE.png", "also draw a picture (needs matplotlib)", {"type": Path}),
+}
+_FLAGS = {
+    "--worth": "what each worker is worth: with and without it, by lb-bsp",
+    "--json": "print JSON instead of a table",
+    "--quiet": "show no progress",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.add_argument("cluster", nargs="?", type=Path, metavar="CLUSTER.toml", help="description of the cluster")
     parser.add_argument("--from", dest="run_file", type=Path, metavar="RUN.jsonl", help="telemetry of a recorded run")
-    parser.add_argument(
-        "--policies",
-        metavar="NAMES",
-        help="names separated by commas, or a list as in a description; replaces the described ones",
-    )
-    parser.add_argument(
-        "--rounds", type=int, metavar="N", help="rounds of the global batch; replaces the described number"
-    )
-    parser.add_argument("--global-batch", type=int, metavar="N", help="samples of a round; replaces the present number")
-    parser.add_argument("--drop", metavar="WORKERS", help='without these workers, counted from 0: "2" or "0,3"')
-    parser.add_argument(
-        "--add", action="append", default=[], metavar="WORKER", help='one more: "0", like worker 0, or "slope_ms = 2.5"'
-    )
-    parser.add_argument(
-        "--replace", action="append", default=[], metavar="WORKER:OTHER", help='"2: 0" or "2: samples_per_s = 400"'
-    )
-    parser.add_argument("--network", metavar="SETTINGS", help='another: "bandwidth_mbps = 1000, message_mb = 50"')
-    parser.add_argument(
-        "--worth", action="store_true", help="what each worker is worth: with and without it, by lb-bsp"
-    )
-    parser.add_argument("--prices", metavar="WORKER=PRICE,…", help='with --worth: per hour, "0=2.40,1=0.80"')
-    parser.add_argument("--seed", type=int, metavar="N", help="seed of all random draws; replaces the described one")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="also draw a picture (needs matplotlib)")
-    parser.add_argument("--quiet", action="store_true", help="show no progress")
+    for name, (metavar, text, how) in _OPTIONS.items():
+        parser.add_argument(name, metavar=metavar, help=text, **how)
+    for name, text in _FLAGS.items():
+        parser.add_argument(name, action="store_true", help=text)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
-    from hvd_hetero.tools.cli.comparison import draw, write_json, write_table
     from hvd_hetero.tools.simulation.compare import compare_between
 
     if (args.cluster is None) == (args.run_file is None):
@@ -72,12 +85,13 @@ def run(args: argparse.Namespace) -> int:
     with _progress(args.quiet or args.json) as progress:
         found = compare_between(described, progress)
     outcomes = [outcome for outcome, _ in found]
-    if args.json:
-        write_json(described, recorded, outcomes)
-    else:
-        write_table(described, recorded, outcomes)
+    (_write_json if args.json else _write_table)(described, recorded, outcomes)
     if args.plot is not None:
-        draw(args.plot, found, described)
+        from hvd_hetero.tools.simulation.figure import comparison_figure
+
+        title = f"{len(described.cluster.workers)} workers, {described.global_batch} samples a round"
+        comparison_figure(found, title).savefig(args.plot, dpi=110)
+        sys.stderr.write(f"picture: {args.plot}\n")
     return 0
 
 
@@ -97,7 +111,7 @@ def _check_question(args: argparse.Namespace) -> None:
 
 
 def _tell_worth(args: argparse.Namespace, described: Description, recorded: Replay | None) -> int:
-    from hvd_hetero.tools.cli.comparison import write_worth, write_worth_json
+    from hvd_hetero.tools.report.terminal import write_worth
     from hvd_hetero.tools.simulation.worth import prices_of, worth_of_cluster, worth_of_run
 
     prices = () if args.prices is None else prices_of(args.prices, len(described.cluster.workers))
@@ -106,7 +120,13 @@ def _tell_worth(args: argparse.Namespace, described: Description, recorded: Repl
     else:
         with _progress(args.quiet or args.json) as progress:
             worth = worth_of_cluster(described, progress)
-    (write_worth_json if args.json else write_worth)(described, worth, prices)
+    if args.json:
+        document = {"global_batch": described.global_batch, **asdict(worth), "prices": list(prices)}
+        sys.stdout.write(json.dumps(document, indent=1) + "\n")
+    else:
+        console = printer()
+        console.print(f"{worth.workers} workers, {described.global_batch} samples a round, under lb-bsp.")
+        write_worth(console, worth, prices)
     return 0
 
 
@@ -126,10 +146,9 @@ def _described(args: argparse.Namespace) -> tuple[Description, Replay | None]:
                 f"{named(args.run_file)}: {recorded.left_out}. What a micro-batch costs besides its samples, and what "
                 "a rank read of its CPU before a round, are not known from it. The samples of an epoch are estimated.\n"
             )
+        schemes = [choose(name, "--policies") for name in _REPLAYED]
         try:
-            described, machines = recorded_description(
-                recorded, tuple(choose(name, "--policies") for name in _REPLAYED)
-            )
+            described, machines = recorded_description(recorded, schemes)
         except ValueError as error:
             raise ValueError(f"{named(args.run_file)}: {error}") from None
     else:
@@ -168,3 +187,58 @@ def _progress(quiet: bool) -> Iterator[Callable[[str, float], None]]:
             shown.update(tasks[label], completed=min(share, 1.0))
 
         yield advance
+
+
+def _write_table(described: Description, recorded: Replay | None, outcomes: Sequence[Outcome]) -> None:
+    """Print what was simulated, the table of all schemes, and the recommendation."""
+    from rich.markup import escape
+    from rich.table import Column, Table
+
+    from hvd_hetero.tools.simulation.compare import told
+
+    ranges = any(outcome.between for outcome in outcomes)
+    least_width = _LEAST_WIDTH * (2 if ranges else 1)  # a cut-off figure is worse than a wrapped line
+    console = printer(width=max(printer().width, least_width))
+    workers = len(described.cluster.workers)
+    console.print(f"{workers} workers, {described.global_batch} samples a round, {described.rounds} rounds.")
+    if recorded is not None:
+        # The policy's name comes from a file, so it is not markup.
+        console.print(f"Recorded: {recorded.run.policy}, {recorded.measured_rate:.1f} samples/s.", markup=False)
+        ranks = [f"{least * 1e3:.3g} … {most * 1e3:.3g}" for least, _, most in recorded.fixed_s[:_RANKS_SHOWN]]
+        more = ", …" if len(recorded.fixed_s) > _RANKS_SHOWN else ""
+        console.print(f"Fixed cost of a micro-batch in ms, rank by rank: {', '.join(ranks)}{more}.")
+        console.print(f"Its rounds scatter: another run's samples/s may differ by {recorded.rate_error:.1%}.")
+    columns = (Column(heading, justify="right", no_wrap=True) for heading in _COLUMNS)
+    table = Table(Column("scheme", no_wrap=True), *columns)
+    for o in outcomes:
+        table.add_row(escape(o.scheme), *(o.shown(name, form) for name, form in _COLUMNS.values()))
+    console.print(table)
+    console.print(told(outcomes), markup=False)
+    if any(outcome.between.keys() - {"samples_per_s"} for outcome in outcomes):
+        console.print(
+            "This run leaves the fixed cost of a micro-batch open. Ranges lie between the least and the "
+            "most that it allows, on all ranks alike. For figures, record more epochs whose last round is short; the "
+            "first five rounds do not count."
+        )
+
+
+def _write_json(described: Description, recorded: Replay | None, outcomes: Sequence[Outcome]) -> None:
+    """Print the same figures as JSON."""
+    from hvd_hetero.tools.simulation.compare import told
+
+    document = {
+        "workers": len(described.cluster.workers),
+        "global_batch": described.global_batch,
+        "rounds": described.rounds,
+        "seed": described.cluster.seed,
+        "recorded": recorded
+        and {
+            "policy": recorded.run.policy,
+            "samples_per_s": recorded.measured_rate,
+            "fixed_s": [[least, most] for least, _, most in recorded.fixed_s],
+            "rate_error": recorded.rate_error,
+        },
+        "recommended": told(outcomes),
+        "schemes": [outcome.plain() for outcome in outcomes],
+    }
+    sys.stdout.write(json.dumps(document, indent=1) + "\n")

@@ -9,12 +9,10 @@ import types
 import pytest
 
 from hvd_hetero.testing import HangError, LaunchResult, RankError
-from hvd_hetero.tools.cli import check
+from hvd_hetero.tools.cli import check, findings, installed
 from hvd_hetero.tools.cli.build_horovod import BUILDER_MISSING
-from hvd_hetero.tools.cli.installation import facts, findings
-from hvd_hetero.tools.cli.installation.findings import Finding
-from hvd_hetero.tools.cli.installation.horovod_facts import HorovodFacts
-from hvd_hetero.tools.cli.installation.two_ranks import judge, two_ranks
+from hvd_hetero.tools.cli.findings import Finding, judge, two_ranks
+from hvd_hetero.tools.cli.installed import HorovodFacts
 
 TORCH = {"torch": "2.13.0"}
 TENSORFLOW = {"tensorflow": "2.21.0"}
@@ -211,18 +209,18 @@ def test_limits_are_read_in_both_versions_of_control_groups(tmp_path, membership
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
-    assert (facts.cpu_quota(process, root), facts.memory_limit(process, root)) == expected
+    assert (installed.cpu_quota(process, root), installed.memory_limit(process, root)) == expected
 
 
 def test_the_backend_is_that_of_the_environment_or_of_the_settings_of_keras(tmp_path):
-    assert facts.keras_backend({"HOME": str(tmp_path)}) == "tensorflow"
+    assert installed.keras_backend({"HOME": str(tmp_path)}) == "tensorflow"
     (tmp_path / ".keras").mkdir()
     (tmp_path / ".keras" / "keras.json").write_text('{"backend": "jax"}')
-    assert facts.keras_backend({"HOME": str(tmp_path)}) == "jax"
-    assert facts.keras_backend({"KERAS_HOME": str(tmp_path / ".keras")}) == "jax"
-    assert facts.keras_backend({"HOME": str(tmp_path), "KERAS_BACKEND": "torch"}) == "torch"
+    assert installed.keras_backend({"HOME": str(tmp_path)}) == "jax"
+    assert installed.keras_backend({"KERAS_HOME": str(tmp_path / ".keras")}) == "jax"
+    assert installed.keras_backend({"HOME": str(tmp_path), "KERAS_BACKEND": "torch"}) == "torch"
     (tmp_path / ".keras" / "keras.json").write_text("no settings")
-    assert facts.keras_backend({"HOME": str(tmp_path)}) == "tensorflow"
+    assert installed.keras_backend({"HOME": str(tmp_path)}) == "tensorflow"
 
 
 # Two ranks.
@@ -303,9 +301,9 @@ def test_all_checks_run_on_this_machine_without_a_launch():
 
 
 def test_a_broken_horovod_is_not_launched(monkeypatch):
-    monkeypatch.setattr("hvd_hetero.tools.cli.installation.horovod_facts.read_horovod", lambda: with_(built_for={}))
+    monkeypatch.setattr("hvd_hetero.tools.cli.installed.read_horovod", lambda: with_(built_for={}))
     launched = types.SimpleNamespace(two_ranks=None)
-    monkeypatch.setattr("hvd_hetero.tools.cli.installation.two_ranks.two_ranks", launched.two_ranks)
+    monkeypatch.setattr("hvd_hetero.tools.cli.findings.two_ranks", launched.two_ranks)
     found = list(check._findings(arguments(), {"PATH": "/usr/bin:/bin"}))
     assert [finding.verdict for finding in found if finding.name == "Horovod"] == ["failure"]
 

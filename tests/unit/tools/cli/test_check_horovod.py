@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from horovod_build import series
-from hvd_hetero.tools.cli.installation.horovod_facts import HorovodFacts, horovod_in, read_horovod
+from hvd_hetero.tools.cli.installed import HorovodFacts, horovod_in, read_horovod
 
 RECORD = "".join(patch.line for patch in series())
 

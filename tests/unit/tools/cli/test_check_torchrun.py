@@ -7,11 +7,9 @@ import argparse
 import pytest
 
 from hvd_hetero.testing import LaunchResult, torchrun
-from hvd_hetero.tools.cli import check
-from hvd_hetero.tools.cli.installation import facts
-from hvd_hetero.tools.cli.installation.findings import Finding
-from hvd_hetero.tools.cli.installation.horovod_facts import HorovodFacts
-from hvd_hetero.tools.cli.installation.two_ranks import judge, two_ranks
+from hvd_hetero.tools.cli import check, installed
+from hvd_hetero.tools.cli.findings import Finding, judge, two_ranks
+from hvd_hetero.tools.cli.installed import HorovodFacts
 
 ABSENT = HorovodFacts(None, {}, (), is_patched=False, lacks=())
 
@@ -19,10 +17,10 @@ ABSENT = HorovodFacts(None, {}, (), is_patched=False, lacks=())
 @pytest.fixture
 def arguments(monkeypatch):
     """Those of the command; PyTorch is here, without Horovod and a compiler, and no rank is launched."""
-    monkeypatch.setattr("hvd_hetero.tools.cli.installation.horovod_facts.read_horovod", lambda: ABSENT)
-    monkeypatch.setattr(facts, "installed_frameworks", lambda environ: {"torch": "2.13.0"})
-    monkeypatch.setattr(facts, "missing_tools", lambda environ: "this machine lacks\n  - make: `apt install make`")
-    ranks = "hvd_hetero.tools.cli.installation.two_ranks.two_ranks"
+    monkeypatch.setattr("hvd_hetero.tools.cli.installed.read_horovod", lambda: ABSENT)
+    monkeypatch.setattr(installed, "frameworks", lambda environ: {"torch": "2.13.0"})
+    monkeypatch.setattr(installed, "missing_tools", lambda environ: "this machine lacks\n  - make: `apt install make`")
+    ranks = "hvd_hetero.tools.cli.findings.two_ranks"
     monkeypatch.setattr(ranks, lambda framework, timeout_s: Finding(f"two ranks, {framework}", "ok", "sum"))
     parser = argparse.ArgumentParser()
     check.add_arguments(parser)

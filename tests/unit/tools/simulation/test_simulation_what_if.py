@@ -13,8 +13,7 @@ from hvd_hetero.policies import BSP
 from hvd_hetero.telemetry import TelemetryWriter
 from hvd_hetero.tools.cli import commands as cli
 from hvd_hetero.tools.simulation import Cluster, Compute, Jitter, RoundSimulation, Worker
-from hvd_hetero.tools.simulation.compare import Outcome
-from hvd_hetero.tools.simulation.recommendation import recommended, told
+from hvd_hetero.tools.simulation.compare import Outcome, recommended, told
 from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
 
 DESCRIBED = """
