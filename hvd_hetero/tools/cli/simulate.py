@@ -133,7 +133,8 @@ def _tell_worth(args: argparse.Namespace, described: Description, recorded: Repl
 def _described(args: argparse.Namespace) -> tuple[Description, Replay | None]:
     from hvd_hetero.telemetry import read_run
     from hvd_hetero.telemetry.files import named
-    from hvd_hetero.tools.simulation.description import ROUNDS, SEED, check, read_description, recorded_description
+    from hvd_hetero.tools.simulation.cluster import Cluster
+    from hvd_hetero.tools.simulation.description import ROUNDS, check, read_description, recorded_description
     from hvd_hetero.tools.simulation.schemes import choose, choose_all
     from hvd_hetero.tools.simulation.settings import checked
     from hvd_hetero.tools.simulation.what_if import Changes
@@ -158,7 +159,9 @@ def _described(args: argparse.Namespace) -> tuple[Description, Replay | None]:
     if args.rounds is not None:
         described = replace(described, rounds=checked("--rounds", args.rounds, ROUNDS))
     if args.seed is not None:
-        described = replace(described, cluster=replace(described.cluster, seed=checked("--seed", args.seed, SEED)))
+        described = replace(
+            described, cluster=replace(described.cluster, seed=checked("--seed", args.seed, Cluster.settings["seed"]))
+        )
     if args.global_batch is not None:
         described = replace(described, global_batch=args.global_batch, totals=())
     changes = Changes(args.drop, args.add, args.replace, args.network)

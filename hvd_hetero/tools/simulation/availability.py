@@ -17,9 +17,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+from hvd_hetero.tools.simulation.settings import MOST_RATIO, MOST_SPEED, REQUIRED, Setting, check
 
 Floats = NDArray[np.float64]
 
@@ -28,23 +31,27 @@ Floats = NDArray[np.float64]
 class Availability:
     """Shares: ``share[j]`` from ``at_s[j]`` on, the first from 0. They repeat after ``period_s``, or the last stays."""
 
+    settings: ClassVar = {
+        "at_s": Setting(tuple, (0.0,), 0, MOST_SPEED, "the seconds of a change"),
+        "share": Setting(
+            tuple, REQUIRED, 1 / MOST_RATIO, MOST_RATIO,
+            "a share; a worker that stops for good would never finish: use a small one",
+        ),
+        "period_s": Setting(float, None, 1 / MOST_RATIO, MOST_SPEED, "seconds"),
+    }  # fmt: skip
+    """What its fields may be."""
     at_s: tuple[float, ...] = (0.0,)
     share: tuple[float, ...] = (1.0,)
     period_s: float | None = None
 
     def __post_init__(self) -> None:
+        check(self, self.settings)
         if len(self.at_s) != len(self.share) or not self.at_s:
             raise ValueError(
                 f"share must hold one number for each of at_s, got {len(self.share)} for {len(self.at_s)} moments"
             )
         if self.at_s[0] != 0 or any(b <= a for a, b in zip(self.at_s, self.at_s[1:], strict=False)):
             raise ValueError(f"at_s must begin with 0 and increase, got {self.at_s}; give the seconds of each change")
-        worst = min(self.share)
-        if not all(0 < s < float("inf") for s in self.share):
-            raise ValueError(
-                f"share must be positive and finite, got {worst}; a worker that stops for good would never finish: "
-                "use a small share, such as 0.01"
-            )
         if self.period_s is not None and not self.period_s > self.at_s[-1]:
             raise ValueError(f"period_s must be above the last of at_s, {self.at_s[-1]}, got {self.period_s}")
 
@@ -53,9 +60,7 @@ class Availability:
         """Return one share after the other, ``step_s`` seconds each: a trace."""
         values = np.asarray(shares, dtype=np.float64)
         if not step_s > 0:
-            raise ValueError(
-                f"step_s must be positive, got {step_s}; it is the seconds between two values of the trace"
-            )
+            raise ValueError(f"step_s must be positive, got {step_s}; it is the seconds between two values")
         at_s = tuple((np.arange(values.size) * step_s).tolist())
         return cls(at_s, tuple(values.tolist()), values.size * step_s if repeat else None)
 
@@ -92,6 +97,8 @@ class Availabilities:
 
     def at(self, time_s: ArrayLike) -> Floats:
         """Return each worker's share at its own moment; before 0 it is the share at 0."""
+        if self.constant:
+            return self._share[:, 0]
         t = np.broadcast_to(np.asarray(time_s, dtype=np.float64), self._rows.shape)
         _, within = self._fold(np.maximum(t, 0.0), self._period)
         return self._share[self._rows, self._piece(self._at, within)]
@@ -110,10 +117,6 @@ class Availabilities:
         piece = self._piece(self._work, target)
         within = self._at[self._rows, piece] + (target - self._work[self._rows, piece]) / self._share[self._rows, piece]
         return np.asarray(within + self._whole(cycles, self._period))
-
-    def alone(self, time_s: float) -> float:
-        """Return the share of the only worker at a moment."""
-        return float(self._share[0, 0] if self.constant else self.at(time_s)[0])
 
     def _until(self, time_s: ArrayLike) -> Floats:
         t = np.broadcast_to(np.asarray(time_s, dtype=np.float64), self._rows.shape)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,7 @@ from hvd_hetero.measurement.readings import Resources
 from hvd_hetero.tools.simulation.availability import ALWAYS, Availabilities, Availability
 from hvd_hetero.tools.simulation.compute import Compute, Devices
 from hvd_hetero.tools.simulation.network import Network
+from hvd_hetero.tools.simulation.settings import LONGEST_S, Setting, check
 from hvd_hetero.tools.simulation.variation import Draws, Jitter, Variation
 
 Floats = NDArray[np.float64]
@@ -37,6 +39,12 @@ _ROUNDS, _BATCHES, _MEASUREMENT, _DRIVERS = range(4)
 class Drivers:
     """What a worker can read of its own resources."""
 
+    settings: ClassVar = {
+        "known": Setting(bool, True),
+        "lag_s": Setting(float, 0.0, 0, LONGEST_S, "seconds"),
+        "noise": Setting(float, 0.0, 0, 1, "the standard deviation of a share"),
+    }
+    """What its fields may be."""
     known: bool = True
     """True: it can read its CPU."""
     lag_s: float = 0.0
@@ -48,9 +56,7 @@ class Drivers:
     """Recorded readings, one before each round, over and over; they replace all of the above."""
 
     def __post_init__(self) -> None:
-        for name in ("lag_s", "noise"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be finite and not negative, got {getattr(self, name)}")
+        check(self, self.settings)
         for reading in self.recorded:
             if any(share < 0 or share > 1 for share in (reading.cpu, reading.memory)):  # NaN is "not known"
                 raise ValueError(f"recorded must hold shares in [0, 1], or NaN where not known, got {reading}")
@@ -75,6 +81,11 @@ class Worker:
 class Cluster:
     """All machines and the network between them. ``seed`` decides every draw."""
 
+    settings: ClassVar = {
+        "seed": Setting(int, 0, 0, 2**63 - 1, "the seed of all draws"),
+        "measurement_noise": Setting(float, 0.0, 0, 0.99, "a relative error; 0.01 is 1 %"),
+    }
+    """What its fields may be."""
     workers: tuple[Worker, ...]
     network: Network = field(default_factory=Network)
     seed: int = 0
@@ -84,10 +95,7 @@ class Cluster:
     def __post_init__(self) -> None:
         if not self.workers:
             raise ValueError("workers must name at least one worker, got none")
-        if self.seed < 0:
-            raise ValueError(f"seed must not be negative, got {self.seed}")
-        if not 0 <= self.measurement_noise < 1:
-            raise ValueError(f"measurement_noise must be in [0, 1), got {self.measurement_noise}; 0.01 is 1 %")
+        check(self, self.settings)
 
     @classmethod
     def of_speeds(cls, samples_per_s: Sequence[float], network: Network | None = None, seed: int = 0) -> Cluster:
@@ -149,4 +157,4 @@ class DriverMeter:
         if process is None:
             return math.nan
         noise = self._rng.normal(scale=self._drivers.noise) if self._drivers.noise else 0.0
-        return min(max(process.alone(time_s) + noise, 0.0), 1.0)
+        return min(max(float(process.at(time_s)[0]) + noise, 0.0), 1.0)

@@ -21,8 +21,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hvd_hetero.allocation import Gamma
-
 _MOST = 2.0**62  # samples: no more fit in an int64
 
 Floats = NDArray[np.float64]
@@ -62,11 +60,6 @@ class Compute:
         if not (samples_per_s > 0 and math.isfinite(samples_per_s)):
             raise ValueError(f"samples_per_s must be positive and finite, got {samples_per_s}")
         return cls(1.0 / samples_per_s, fixed_s)
-
-    @classmethod
-    def of(cls, gamma: Gamma) -> Compute:
-        """Return the model of a measured device."""
-        return cls(gamma.slope_s, gamma.intercept_s, gamma.saturation, gamma.out_of_memory)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

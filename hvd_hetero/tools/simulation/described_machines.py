@@ -28,7 +28,7 @@ from hvd_hetero.tools.simulation.settings import (
     read,
     shown,
 )
-from hvd_hetero.tools.simulation.variation import Exponential, Jitter, RandomSlowDown, Recorded, Variation
+from hvd_hetero.tools.simulation.variation import PER, Exponential, Jitter, RandomSlowDown, Recorded, Variation
 
 T = TypeVar("T")
 _BYTES_PER_MBIT = 1e6 / 8
@@ -39,7 +39,6 @@ _MBPS = "megabits per second; leave it out for a link that takes no time"
 _SECONDS = Setting(float, least=0, most=LONGEST_S, of="the seconds that the transfer of a round takes")
 _FACTOR = Setting(float, 1.0, 1 / MOST_RATIO, MOST_RATIO, "a factor; 2 is twice")
 _SAMPLES = "samples; leave it out where there is no such limit"
-_SHARE = "a share; a worker that stops for good would never finish: use a small one"
 
 _WORKER = {
     "count": Setting(int, 1, 1, MOST_WORKERS, f"the workers of this kind; a cluster may have {MOST_WORKERS}"),
@@ -54,38 +53,21 @@ _WORKER = {
     "link": Setting(dict, None),
     "drivers": Setting(dict, None),
 }
-_DRIVERS = {
-    "known": Setting(bool, True),
-    "lag_s": Setting(float, 0.0, 0, LONGEST_S, "seconds"),
-    "noise": Setting(float, 0.0, 0, 1, "the standard deviation of a share"),
-    "memory": Setting(dict, None),
-}
+_DRIVERS = {**Drivers.settings, "memory": Setting(dict, None)}
 _COLUMN = {"file": Setting(str), "column": Setting(str), "where": Setting(str, None), "equals": Setting(str, None)}
-_MOMENT = 1 / MOST_RATIO, MOST_SPEED, "seconds"
-_SHARES = {
-    "at_s": Setting(tuple, (0.0,), 0, MOST_SPEED, "the seconds of a change"),
-    "share": Setting(tuple, least=1 / MOST_RATIO, most=MOST_RATIO, of=_SHARE),
-    "period_s": Setting(float, None, *_MOMENT),
-}
 _TRACE = _COLUMN | {
-    "step_s": Setting(float, REQUIRED, *_MOMENT),
+    "step_s": Setting(float, REQUIRED, 1 / MOST_RATIO, MOST_SPEED, "seconds"),
     "scale": _FACTOR,
     "used": Setting(bool, False),
     "repeat": Setting(bool, True),
 }
-_VARIATIONS: dict[str, tuple[type[Variation], dict[str, Setting]]] = {
-    "exponential": (Exponential, {}),
-    "slow-down": (
-        RandomSlowDown,
-        {
-            "most": Setting(float, 2.0, 1, MOST_RATIO, "times as long at most; 2 is twice"),
-            "probability": Setting(float, 1.0, 0, 1, "the share of batches that are slow"),
-        },
-    ),
-    "jitter": (Jitter, {"sigma": Setting(float, 0.02, 0, 3, "a relative deviation; 0.02 is about 2 %")}),
-    "recorded": (Recorded, _COLUMN),
+_VARIATIONS: dict[str, type[Variation]] = {
+    "exponential": Exponential,
+    "slow-down": RandomSlowDown,
+    "jitter": Jitter,
+    "recorded": Recorded,
 }
-_VARIATION = {"kind": Setting(str, known=_VARIATIONS), "per": Setting(str, "round", known=("round", "batch"))}
+_VARIATION = {"kind": Setting(str, known=_VARIATIONS), "per": PER}
 _NETWORK = {
     "kind": Setting(str, "ring", known=("ring", "server", "recorded")),
     "latency_ms": MILLISECONDS,
@@ -142,24 +124,24 @@ def _availability(table: Any, where: str, folder: Path) -> Availability:
     if table is None:
         return Availability()
     if "file" not in table:
-        return _made(where, Availability, **read(table, _SHARES, where))
+        return _made(where, Availability, **read(table, Availability.settings, where))
     values = read(table, _TRACE, where)
-    scale, within = values["scale"], _SHARES["share"]
+    scale, within = values["scale"], Availability.settings["share"]
     if values["used"]:
         bounds = Setting(float, least=0, most=1 / scale, of="the share that others use, times 1 / scale")
         shares = [max(1.0 - scale * used, _LEAST_LEFT) for used in _column(values, bounds, where, folder)]
     else:
-        bounds = Setting(float, least=within.least / scale, most=within.most / scale, of=_SHARE)
+        bounds = Setting(float, least=within.least / scale, most=within.most / scale, of=within.of)
         shares = [scale * share for share in _column(values, bounds, where, folder)]
     return _made(where, Availability.series, shares, values["step_s"], repeat=values["repeat"])
 
 
 def _variation(table: Any, where: str, folder: Path) -> Variation:
-    kind, settings = _VARIATIONS[read(table, _VARIATION, where, more=True)["kind"]]
-    values = read(table, _VARIATION | settings, where)
+    kind = _VARIATIONS[read(table, _VARIATION, where, more=True)["kind"]]
+    values = read(table, _VARIATION | (_COLUMN if kind is Recorded else kind.settings), where)
     if kind is Recorded:
         return Recorded(values["per"], tuple(_column(values, _FACTOR, where, folder)))
-    return kind(values["per"], **{name: values[name] for name in settings})
+    return kind(values["per"], **{name: values[name] for name in kind.settings})
 
 
 def read_network(table: Any, where: str, folder: Path) -> Network:

@@ -18,7 +18,6 @@ from hvd_hetero.tools.simulation.replay import Replay, replay
 from hvd_hetero.tools.simulation.schemes import SchemeChoice, choose
 from hvd_hetero.tools.simulation.settings import MOST_ROUNDS, MOST_SAMPLES, Setting, read, shown
 
-SEED = Setting(int, 0, 0, 2**63 - 1, "the seed of all draws")
 ROUNDS = Setting(int, 300, 1, MOST_ROUNDS, "the rounds to train on")
 _EPOCHS = 10  # if a recording holds no end of an epoch: some schemes re-allocate once an epoch
 _LONGEST = 2**18  # bytes of a description; the table of a worker takes a hundred
@@ -26,8 +25,7 @@ _TOP = {
     "training": Setting(dict),
     "workers": Setting(list),
     "network": Setting(dict, {}),
-    "seed": SEED,
-    "measurement_noise": Setting(float, 0.0, 0, 0.99, "a relative error; 0.01 is 1 %"),
+    **Cluster.settings,
     "policies": Setting(list, ("bsp", "lb-bsp")),
 }
 _TRAINING = {

@@ -82,7 +82,7 @@ def read(table: Any, settings: Mapping[str, Setting], where: str, *, more: bool 
 def checked(name: str, value: Any, setting: Setting) -> Any:
     """Return a value if it is what the setting asks for; a number as a float where that is its type."""
     kind: Any = setting.kind
-    if kind is tuple and isinstance(value, list):
+    if kind is tuple and isinstance(value, list | tuple):
         each = Setting(float, least=setting.least, most=setting.most, of=setting.of)
         return tuple(checked(f"{name}[{i}]", number, each) for i, number in enumerate(value))
     numeric = kind in (int, float)
@@ -98,6 +98,13 @@ def checked(name: str, value: Any, setting: Setting) -> Any:
         end = f" and at most {setting.most:.15g}" if setting.most < math.inf else ""
         raise ValueError(f"{name} must be at least {setting.least:.15g}{end}, got {shown(value)}; it is {setting.of}")
     return value if kind is int else float(min(value, sys.float_info.max))  # an integer has no end
+
+
+def check(fields: object, settings: Mapping[str, Setting]) -> None:
+    """Raise if a field of a data class is not what its setting asks for."""
+    for name, setting in settings.items():
+        if (value := getattr(fields, name)) is not None or setting.default is not None:
+            checked(name, value, setting)
 
 
 def _hint(word: str, known: Collection[str]) -> str:

@@ -23,14 +23,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hvd_hetero.tools.simulation.settings import MOST_RATIO, Setting, check
+
 Floats = NDArray[np.float64]
 Per = Literal["round", "batch"]
 
+PER = Setting(str, "round", known=("round", "batch"))
 _BLOCK = 128  # draws per worker at a time; arbitrary
 
 
@@ -38,13 +41,13 @@ _BLOCK = 128  # draws per worker at a time; arbitrary
 class Variation(ABC):
     """A distribution of time factors."""
 
+    settings: ClassVar[dict[str, Setting]] = {}
+    """What its fields may be."""
     per: Per = "round"
+    """One factor in a round, or one in each micro-batch."""
 
     def __post_init__(self) -> None:
-        if self.per not in get_args(Per):
-            raise ValueError(
-                f"per must be 'round', one factor in a round, or 'batch', one in each micro-batch; got {self.per!r}"
-            )
+        check(self, {"per": PER, **self.settings})
 
     @abstractmethod
     def draw(self, rng: np.random.Generator, first: int, count: int) -> Floats:
@@ -64,15 +67,12 @@ class Exponential(Variation):
 class RandomSlowDown(Variation):
     """Some batches take up to ``most`` times as long."""
 
+    settings: ClassVar[dict[str, Setting]] = {
+        "most": Setting(float, 2.0, 1, MOST_RATIO, "times as long at most; 2 is twice"),
+        "probability": Setting(float, 1.0, 0, 1, "the share of batches that are slow"),
+    }
     most: float = 2.0
     probability: float = 1.0
-
-    def __post_init__(self) -> None:
-        Variation.__post_init__(self)
-        if not 1 <= self.most < float("inf"):
-            raise ValueError(f"most must be at least 1 and finite, got {self.most}; 2 means up to twice as long")
-        if not 0 <= self.probability <= 1:
-            raise ValueError(f"probability must be in [0, 1], got {self.probability}")
 
     def draw(self, rng: np.random.Generator, first: int, count: int) -> Floats:
         """Return factors uniform in [1, most], or 1."""
@@ -84,12 +84,10 @@ class RandomSlowDown(Variation):
 class Jitter(Variation):
     """Log-normal scatter of mean 1; ``sigma`` is about the relative standard deviation."""
 
+    settings: ClassVar[dict[str, Setting]] = {
+        "sigma": Setting(float, 0.02, 0, 3, "a relative deviation; 0.02 is about 2 %")
+    }
     sigma: float = 0.02
-
-    def __post_init__(self) -> None:
-        Variation.__post_init__(self)
-        if not 0 <= self.sigma < float("inf"):
-            raise ValueError(f"sigma must be finite and not negative, got {self.sigma}; 0.02 is about 2 %")
 
     def draw(self, rng: np.random.Generator, first: int, count: int) -> Floats:
         """Return factors of mean 1."""
@@ -104,11 +102,8 @@ class Recorded(Variation):
 
     def __post_init__(self) -> None:
         Variation.__post_init__(self)
-        if not self.factors or not all(0 < f < float("inf") for f in self.factors):
-            wrong = next((f for f in self.factors if not 0 < f < float("inf")), "none")
-            raise ValueError(
-                f"factors must hold at least one number, all positive and finite, got {wrong}; mend or leave out others"
-            )
+        if wrong := [f for f in self.factors or (0.0,) if not 0 < f < float("inf")]:
+            raise ValueError(f"factors must be numbers, positive and finite, got {wrong[0]}; mend or leave out others")
 
     def draw(self, rng: np.random.Generator, first: int, count: int) -> Floats:
         """Return the recorded factors, without chance."""
@@ -167,9 +162,9 @@ class Draws:
             self._number[worker] += 1
             row = np.ones(_BLOCK)
             for j, variation in self._variations[worker]:
-                key = (worker, j)
-                if key not in self._generators:
-                    self._generators[key] = np.random.Generator(np.random.PCG64([self._seed, self._stream, worker, j]))
-                row *= variation.draw(self._generators[key], int(self._number[worker]) * _BLOCK, _BLOCK)
+                if (rng := self._generators.get((worker, j))) is None:
+                    rng = np.random.Generator(np.random.PCG64([self._seed, self._stream, worker, j]))
+                    self._generators[worker, j] = rng
+                row *= variation.draw(rng, int(self._number[worker]) * _BLOCK, _BLOCK)
             self._blocks[worker] = row
         assert self._number[worker] == block, "draws were asked for backwards"

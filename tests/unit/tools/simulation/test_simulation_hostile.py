@@ -226,4 +226,4 @@ def test_the_piece_of_a_moment_is_the_last_that_has_begun():
         for time_s in [0.0, *moments[0], *rng.uniform(0, 60, 50).tolist()]:
             for worker, process in enumerate(processes):
                 expected = process.share[sum(at_s <= time_s for at_s in process.at_s) - 1]
-                assert all_at_once.at(time_s)[worker] == alone[worker].alone(time_s) == expected
+                assert all_at_once.at(time_s)[worker] == alone[worker].at(time_s)[0] == expected
