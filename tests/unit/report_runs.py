@@ -1,9 +1,11 @@
 """Runs made by hand or by the simulator, for the tests of reports."""
 
+import contextlib
+
 import numpy as np
 
 from hvd_hetero.telemetry import Run, TelemetryWriter
-from hvd_hetero.tools.simulation import RoundSimulation
+from hvd_hetero.tools.simulation import RoundSimulation, Simulated
 
 
 def run_of(samples, compute_s, elapsed_s, *, policy="bsp", start=1, **columns) -> Run:
@@ -33,8 +35,11 @@ def by_hand() -> Run:
     )
 
 
-def record(path, cluster, policy, global_batch, rounds, **how) -> None:
-    """Write the telemetry of a simulated training."""
-    writer = TelemetryWriter(path, policy=policy.name, workers=len(cluster.workers), global_batch=global_batch)
-    RoundSimulation(cluster, policy, global_batch, observer=writer, **how).run(rounds)
-    writer.close()
+def record(path, cluster, policy, global_batch, rounds, **how) -> Simulated:
+    """Simulate a training, and write its telemetry if there is a path."""
+    named = {"policy": policy.name, "workers": len(cluster.workers), "global_batch": global_batch}
+    with contextlib.ExitStack() as stack:
+        writer = None if path is None else TelemetryWriter(path, **named)
+        if writer is not None:
+            stack.callback(writer.close)
+        return RoundSimulation(cluster, policy, global_batch, observer=writer, **how).run(rounds)

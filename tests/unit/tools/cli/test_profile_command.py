@@ -65,22 +65,6 @@ def test_it_ends_with_the_first_size_that_takes_too_long():
     assert curve.gamma.out_of_memory is None
 
 
-def test_it_keeps_to_the_sizes_asked_for():
-    world = World()
-    curve = profile_step(step_of(world, model(world, 1e-3, 0.1)), clock=world.clock, smallest=7, largest=40, repeats=2)
-    sizes = [m.batch for m in curve.measured]
-    assert (sizes[0], sizes[-1]) == (7, 40)
-    assert all(world.seen.count(size) == 4 for size in sizes), "two untimed, two timed"
-
-
-def test_a_step_that_never_fits_has_no_curve_and_says_so():
-    world = World()
-    curve = profile_step(step_of(world, model(world, 1.0, 1.0, 1, 3)), smallest=4, clock=world.clock, longest_s=1e9)
-    assert curve.gamma is None or curve.largest == 3
-    none = profile_step(step_of(world, model(world, 1.0, 1.0, 1, 3)), smallest=8, largest=9, clock=world.clock)
-    assert none.largest == 3
-
-
 def test_times_without_a_slope_have_no_curve():
     world = World()
 
@@ -98,21 +82,6 @@ def test_another_error_of_the_step_is_not_swallowed():
 
     with pytest.raises(KeyError):
         profile_step(step)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"smallest": 0}, "smallest"),
-        ({"repeats": 0}, "repeats"),
-        ({"largest": 0}, "largest"),
-        ({"longest_s": -1.0}, r"longest_s.* -1"),
-        ({"longest_s": float("nan")}, r"longest_s.* nan"),
-    ],
-)
-def test_impossible_options_are_named(options, message):
-    with pytest.raises(ValueError, match=message):
-        profile_step(lambda batch: None, **options)
 
 
 SCRIPT = """

@@ -82,14 +82,6 @@ def test_airport_is_shapleys_value():
             assert each[k, rank] == pytest.approx(np.mean(adds))
 
 
-def test_two_equally_late_ranks_bear_half_each():
-    """Without either of them the round would end no sooner, and still they are the cause."""
-    found = lost(run_of([[10, 10, 10]] * 2, [[1, 3, 3]] * 2, [3, 3]))
-    assert found.cost_s[:, 0].tolist() == [0, 0]
-    for rank in (1, 2):
-        assert found.cost_s[:, rank] == pytest.approx((3 - found.ideal_s) / 2)
-
-
 def test_a_rank_whose_loop_takes_longer_bears_what_the_others_wait_for_it():
     """All loops take 0.5 s between rounds, and that of rank 0, which saves, 1 s more; no figure of its own tells."""
     run = run_of([[10, 10]] * 3, [[2, 2]] * 3, [4] * 3, wait_s=[[0.5, 1.5]] * 3)
@@ -149,14 +141,6 @@ def test_the_ideal_is_the_least_time_for_the_same_samples():
             able = np.maximum(pace * (middle - 0.3 * compute_s[k]) - beta, 0).sum()
             early, late = (early, middle) if able >= samples[k].sum() else (middle, late)
         assert found == pytest.approx(late, rel=1e-9)
-
-
-def test_a_balanced_run_has_slowdown_1():
-    """Ranks of different speed that end together, with no transfer."""
-    found = figures(run_of([[30, 10]] * 20, [[2, 2]] * 20, [2] * 20), replayed=False)
-    assert found.slowdown == pytest.approx(1)
-    assert found.ranks.cost.tolist() == [0, 0]
-    assert found.ranks.of_best_rank == pytest.approx([1, 1 / 3])
 
 
 def a_run(seed: int, rounds: int = 12, workers: int = 5):
@@ -250,11 +234,6 @@ def test_a_rank_without_any_figure_takes_no_part():
     assert found.slowdown == pytest.approx(2 / (20 / 15))
     assert np.isnan(found.ranks.samples_per_s[2])
     assert found.ranks.cost[2] == 0
-
-
-def test_rounds_that_take_no_time_or_forever_are_left_out():
-    run = run_of([[1, 1]] * 4, [[1, 1]] * 4, [1, 0, -2, 1e12])
-    assert counted(run).tolist() == [True, False, False, False]
 
 
 def test_the_first_round_of_a_resumed_run_counts_nowhere():

@@ -84,13 +84,6 @@ def test_the_fixed_cost_of_a_small_batch_is_not_counted_against_its_rank():
     assert causes(run)[1].evidence.startswith("It took 5.1 times as long per sample as the fastest rank")
 
 
-def test_a_loop_between_rounds_does_not_change_the_speed_that_is_told():
-    """Rank 1 takes twice as long to compute, and its loop a little longer: the table has its speed as a half."""
-    base = np.tile([0.05, 0.10], (ROUNDS, 1))
-    run = run_of(np.tile([0.05, 0.12], (ROUNDS, 1)), compute_s=base)
-    assert causes(run)[1].evidence.startswith("It took 2 times as long per sample")
-
-
 @pytest.mark.parametrize("policy", ["bsp", "lb-bsp"])
 def test_less_work_is_advised_only_where_the_policy_does_not_give_it(policy):
     cause = causes(run_of(steady(0.05, 0.10)).replace(policy=policy))[1]
@@ -118,11 +111,6 @@ def test_a_rank_that_is_as_fast_as_others_and_was_given_more_has_too_large_a_sha
     assert kinds(run_of(1e-3 * three, samples=three)) == ["", "share", "share", "share"], "each costs a twelfth"
     fair = np.tile([30, 90], (ROUNDS, 1))
     assert kinds(run_of(fair * np.array([3e-3, 1e-3]), samples=fair)) == ["slower", ""], "a share by speed"
-
-
-def test_a_single_rank_waits_for_no_other():
-    cause = causes(run_of(np.full((ROUNDS, 1), 0.05), transfer_s=0.05))[0]
-    assert cause.evidence.startswith("It waited for the transfer: 50%")
 
 
 def test_equal_devices_with_unequal_shares_are_equally_fast():
@@ -189,14 +177,6 @@ def test_a_quota_that_came_later_is_named_as_it_is():
     quota = np.where(np.arange(ROUNDS)[:, None] < ROUNDS // 2, [0.0, 0.0], [0.0, 1.5])
     run = run_of(steady(0.05, 0.10), throttled=[0.0, 0.41], quota_cores=quota)
     assert "its container's limit is 1.5 cores" in causes(run)[1].evidence
-
-
-def test_the_evidence_of_a_quota_names_it():
-    assert causes(run_of(steady(0.05, 0.10), throttled=[0.0, 0.41], quota_cores=[0.0, 1.5]))[1] == Cause(
-        "throttled",
-        "Its CPU was throttled for 41% of the time: its container's limit is 1.5 cores.",
-        "Raise the container's CPU limit, or start fewer threads or ranks in it.",
-    )
 
 
 @pytest.mark.parametrize("column", READINGS)
@@ -325,15 +305,6 @@ def test_a_rank_many_times_slower_may_scatter_as_much_as_one_that_is_little_slow
     own_s = steady(0.01, 0.05, scatter=0.0)
     own_s[: ROUNDS // 2, 1], own_s[ROUNDS // 2 :, 1] = 0.04, 0.06
     assert kinds(run_of(own_s)) == ["", "slower"]
-
-
-def test_what_to_do_depends_on_whether_the_split_follows_speed():
-    [_, waited_for] = causes(run_of(steady(0.05, 0.10)))
-    [_, evened] = causes(run_of(steady(0.1, 0.1), samples=np.tile([20, 10], (ROUNDS, 1))))
-    assert waited_for is not None
-    assert evened is not None
-    assert "lb-bsp" in waited_for.way_out
-    assert "lb-bsp" not in evened.way_out
 
 
 def test_a_slow_transfer_is_the_cause_on_all_ranks_unless_one_of_them_costs_more():

@@ -1,7 +1,5 @@
 """Speeds, other splits, verdicts: what a report says of runs whose truth is known."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from recorded_runs import finished as a_round
@@ -10,11 +8,10 @@ from report_runs import by_hand, record, run_of
 from hvd_hetero.policies import BSP, LBBSP
 from hvd_hetero.telemetry import Telemetry, TelemetryWriter, read_run
 from hvd_hetero.tools.report import figures
-from hvd_hetero.tools.report.alternatives import Alternative, Alternatives
 from hvd_hetero.tools.report.causes import LEAST, LEAST_UNEXPLAINED, Cause
 from hvd_hetero.tools.report.figures import MOST_BLOCKS, MOST_ROWS
 from hvd_hetero.tools.report.made import report_of
-from hvd_hetero.tools.report.verdict import comparison, verdict
+from hvd_hetero.tools.report.verdict import verdict
 from hvd_hetero.tools.report.work import impossible
 from hvd_hetero.tools.simulation import Availability, BestSplit, Cluster, Compute, Jitter, Network, Worker, simulate
 from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
@@ -79,20 +76,6 @@ def test_a_rank_that_stalls_in_single_rounds_is_blamed_for_them_on_a_device_as_o
     assert not any(wrong.any() for wrong in impossible(run).values())
 
 
-@pytest.mark.parametrize(
-    ("left_out", "note"),
-    [
-        (
-            {"every": 4},
-            "1 round of 4 is recorded. Figures are those of the recorded rounds.",
-        ),
-        ({}, None),
-    ],
-)
-def test_what_the_record_leaves_out_is_noted(left_out, note):
-    assert report_of(steady().replace(**left_out), "run", replayed=False).notes == ([note] if note else [])
-
-
 def test_equal_batches_and_the_best_split_from_a_balanced_run_are_those_of_such_runs(tmp_path):
     """Within 2 % of simulated trainings with equal batches and with the best split on the very same machines."""
     run = recorded(tmp_path / "run.jsonl", LBBSP(), fixed_s=0.02)
@@ -101,12 +84,6 @@ def test_equal_batches_and_the_best_split_from_a_balanced_run_are_those_of_such_
     for name, policy in (("equal batches", BSP()), ("best split", BestSplit())):
         assert found.of(name).samples_per_s == pytest.approx(simulate(cluster, policy, 300, 200).rate(5), rel=0.02)
     assert found.of("lb-bsp") is None, "the run itself says what LB-BSP makes"
-
-
-def test_a_run_with_equal_batches_is_what_equal_batches_make(tmp_path):
-    found = figures(recorded(tmp_path / "run.jsonl", BSP(), 100)).alternatives
-    assert found.of("equal batches").times_run == pytest.approx(1.0, abs=1e-9)
-    assert found.of("lb-bsp").times_run > 1.5
 
 
 def test_of_a_thinned_run_as_many_recorded_rounds_are_replayed(tmp_path, monkeypatch):
@@ -223,22 +200,6 @@ def test_what_equal_ranks_lose_on_a_machine_that_scatters_is_told_from_a_fifth_o
     assert verdict(found, [None, None]).kind == "nothing"
 
 
-def test_ways_out_of_different_causes_name_their_ranks():
-    found = figures(run_of([[20, 10, 10]] * 60, [[1, 1, 1]] * 60, [1.0] * 60, wait_s=[[0.0] * 3] * 60), replayed=False)
-    said = verdict(found, [None, Cause("garbage", "A.", "Collect less."), Cause("loop", "B.", "Save less.")])
-    assert said.why == "Rank 1: A. Rank 2: B."
-    assert said.next == "Rank 1: Collect less. Rank 2: Save less."
-
-
-def test_a_cause_that_several_ranks_have_is_told_once():
-    found = figures(run_of([[20] * 3] * 60, [[1, 2, 2.2]] * 60, [2.3] * 60), replayed=False)
-    slower = [Cause("slower", f"It took {times} times as long.", "Give it less work.") for times in (2, 2.2)]
-    said = verdict(found, [None, *slower])
-    assert said.verdict.startswith("Ranks 2 and 1 ")
-    assert said.why == "Ranks 2 and 1: a slower processor. Rank 2: It took 2.2 times as long."
-    assert said.next == "Give it less work."
-
-
 def test_late_ranks_without_a_cause_do_not_hide_the_cause_of_another():
     found, cause = figures(steady(), replayed=False), Cause("garbage", "Python collected garbage.", "gc")
     said = verdict(found, [cause, None])
@@ -255,18 +216,6 @@ def test_a_late_rank_does_not_hide_a_larger_loss_of_all_ranks():
     said = verdict(found, [None, Cause("garbage", "Python collected garbage.", "gc.")])
     assert said.verdict.startswith("Rank 1 held all others up for 17% of the time. The largest loss is other work")
     assert said.next == "gc. Do this work less often, or on another thread."
-
-
-def test_too_large_a_share_is_told_as_such():
-    run = run_of([[10, 90]] * 60, [[1, 9]] * 60, [9.1] * 60, wait_s=[[8.1, 0.1]] * 60)
-    report = report_of(run, "run", replayed=False)
-    assert report.verdict.causes == ("share",)
-    assert report.verdict.why == (
-        "It is not slow: it was given 90% of the samples, and has 50% of the speed of all ranks."
-    )
-    share = Cause("share", "It was given 90%.", "Give it fewer samples.")
-    said = verdict(figures(steady(compute_s=[[2, 2]] * 60, wait_s=[[0.1, 0.1]] * 60), replayed=False), [share, None])
-    assert said.verdict.startswith("Rank 0 has too large a share.")
 
 
 def test_a_slow_network_is_not_why_a_rank_is_late():
@@ -286,26 +235,6 @@ def test_the_verdict_tells_what_lb_bsp_would_gain(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("least", "most", "expected"),
-    [
-        (1.5, 1.5, "about 1.50 times as fast"),
-        (1.5, 1.6, "about 1.50 to 1.60 times as fast"),
-        (1.06, 4.5, "at least 1.06 times as fast"),
-        (1.01, 4.5, None),
-    ],
-)
-def test_a_wide_range_is_told_by_its_least_and_a_gain_below_two_hundredths_not_at_all(least, most, expected):
-    lb_bsp = Alternative("lb-bsp", 10 * least, 10 * least, 10 * most, least)
-    found = replace(figures(steady(), replayed=False), alternatives=Alternatives(10.0, 60, (lb_bsp,)))
-    said = verdict(found, [None, None]).next
-    assert said == (
-        f'policy="lb-bsp" would be {expected} on these machines.'
-        if expected
-        else "Look at what this rank does, and what else runs there."
-    )
-
-
-@pytest.mark.parametrize(
     ("columns", "expected"),
     [
         ({"compute_s": [[2, 2]] * 60, "wait_s": [[0.1, 0.1]] * 60}, "Nothing is wrong."),
@@ -322,14 +251,6 @@ def test_a_wide_range_is_told_by_its_least_and_a_gain_below_two_hundredths_not_a
 )
 def test_the_verdict_of_runs_that_no_rank_held_up(columns, expected):
     assert verdict(figures(steady(**columns), replayed=False), [None, None]).verdict.startswith(expected)
-
-
-def test_a_slow_network_is_told_with_what_twice_the_batch_would_save():
-    slow = {"compute_s": [[2, 2]] * 60, "elapsed_s": [4] * 60, "wait_s": [[2, 2]] * 60}
-    found = figures(steady(**slow), replayed=False)
-    assert "Twice the batch would do 1.33 times as many samples per second." in verdict(found, [None, None]).why
-    noisy = replace(found, noise_scale=found.samples / found.rounds)  # of one batch: the second half is worth a third
-    assert "make 0.89 times the progress" in verdict(noisy, [None, None]).why
 
 
 @pytest.mark.parametrize(("ranks", "expected"), [(2, "All ranks waited for their"), (1, "The rank waited for its")])
@@ -373,15 +294,6 @@ def test_a_single_rank_keeps_together_with_no_other(capsys):
     slow = report_of(run.replace(elapsed_s=np.full(60, 2.0), wait_s=np.full((60, 1), 1.0)), "run").verdict
     assert slow.verdict == "Synchronising took 50% of the time."
     assert slow.why.startswith("It waited for the transfer: 50%")
-
-
-def test_a_comparison_says_which_run_is_faster_and_whether_it_is_fair():
-    one, other = (figures(steady(elapsed_s=[s] * 60), replayed=False) for s in (4.2, 2.1))
-    text = comparison(["a", "b"], [one, other])
-    assert text.startswith("b did 2.00 times as many samples per second as a.")
-    assert comparison(["a", "b"], [other, one]).startswith("a did 2.00 times")
-    assert comparison(["a", "b"], [one, one]).startswith("a and b did equally many")
-    assert "differ in ranks or global batch" in comparison(["a", "b"], [one, replace(one, workers=3)])
 
 
 def test_what_is_missing_from_a_run_is_noted():

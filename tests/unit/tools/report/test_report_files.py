@@ -5,7 +5,6 @@ import shutil
 from recorded_runs import write
 
 from hvd_hetero.tools.cli import main
-from hvd_hetero.tools.report import made
 from hvd_hetero.tools.report.made import make_reports
 
 
@@ -41,14 +40,3 @@ def test_one_file_named_twice_is_not_compared(tmp_path, capsys):
         assert f"{pair[0]} and {pair[1]} must be of two runs" in capsys.readouterr().err
     shutil.copy(run, copied := tmp_path / "copied.jsonl")
     assert len(make_reports([run, copied], replayed=False)) == 2, "a copy is a file of its own"
-
-
-def test_causes_looked_for_in_a_part_of_the_rounds_are_told_by_ordinals(tmp_path, monkeypatch):
-    write(tmp_path / "run.jsonl", 60).close()
-    for most, ordinal in ((60, "2nd"), (40, "3rd"), (10, "12th"), (6, "20th")):
-        monkeypatch.setattr(made, "_MOST_FIGURES", most)
-        note, *_ = make_reports([tmp_path / "run.jsonl"], replayed=False)[0].notes
-        assert note == f"In a run as large as this, causes are looked for in every {ordinal} round."
-    assert [made._nth(n).split()[1] for n in (11, 13, 21, 22, 23, 101, 111)] == [
-        "11th", "13th", "21st", "22nd", "23rd", "101st", "111th",
-    ]  # fmt: skip

@@ -9,13 +9,11 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from report_runs import by_hand, record, run_of
+from report_runs import record, run_of
 from rich.console import Console
 
 from hvd_hetero.policies import BSP
-from hvd_hetero.telemetry import read_run
 from hvd_hetero.tools.cli import main
-from hvd_hetero.tools.report import pictures
 from hvd_hetero.tools.report.causes import Cause
 from hvd_hetero.tools.report.made import make_reports, report_of
 from hvd_hetero.tools.report.page import page
@@ -55,23 +53,6 @@ def test_the_command_writes_summary_and_page(run_file, capsys):
         assert heading in text
 
 
-def test_a_resumed_job_is_reported_without_its_first_round(tmp_path):
-    """Its file begins at round 5,000; the other 20 rounds do 20 samples in 2 s each."""
-    rows = [HEADER, *(LINE | {"round": 5000 + i, "elapsed_s": 2.0 if i else 60.0} for i in range(21))]
-    path = tmp_path / "run.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = make_reports([path])[0].figures
-    assert (found.rounds, found.samples_per_s) == (20, 10.0)
-    assert read_run(path).throughput == 10.0
-
-
-def test_a_rank_that_shows_no_speed_is_said_to_show_none(tmp_path, capsys):
-    """It had no samples in the only round that counts, and its loop took the time."""
-    path = written(tmp_path / "run.jsonl", lines=2, samples=[10, 0], compute_s=[1.0, None], wait_s=[1.0, 0.0])
-    assert main(["report", str(path), "--no-page"]) == 0
-    assert "Rank 1 shows no speed." in " ".join(capsys.readouterr().out.split())
-
-
 def test_the_terminal_tells_the_causes_that_the_verdict_does_not():
     """Rank 1 costs the most and is the verdict's; rank 2, less than half as late, has a cause of its own."""
     run = run_of(
@@ -102,15 +83,6 @@ def test_the_page_of_a_single_rank_speaks_of_no_other(tmp_path):
         assert words not in shown
     for words in ("How fast the rank was", "waiting for data", "a single rank does all samples"):
         assert words in shown
-
-
-def test_what_the_ideal_and_other_splits_do_with_micro_batches_is_told():
-    run = run_of([[20, 20]] * 60, [[1, 2]] * 60, [2.1] * 60, wait_s=[[1.1, 0.1]] * 60)
-    cut = run.replace(micro_batches=np.broadcast_to([2, 8], run.samples.shape))
-    words = "This run did up to 8 micro-batches a round, and its ideal has as many. These splits do one"
-    assert words in page([report_of(cut, "cut")])
-    assert words not in page([report_of(run, "run")])
-    assert "is perfect" not in page([report_of(run, "run")])
 
 
 def test_two_runs_stand_side_by_side_on_one_scale(run_file, capsys, tmp_path):
@@ -155,12 +127,6 @@ def test_script_in_a_name_is_text(tmp_path, capsys):
     written(path, header={"policy": "[bold red]x[/nonsense]"})
     assert main(["report", str(path), "--no-page"]) == 0
     assert "[bold red]x[/nonsense]" in capsys.readouterr().out, "names are no markup in the terminal either"
-
-
-def test_names_in_a_picture_are_escaped():
-    drawing = pictures.box([], "<script>alert(1)</script>", kind='"><script>')
-    assert "<script" not in drawing
-    assert ElementTree.fromstring(drawing)[0].text == "<script>alert(1)</script>"
 
 
 def header_and(line: bytes = b"", **changed) -> bytes:
@@ -276,22 +242,6 @@ def test_the_page_of_1000_ranks_is_small_and_has_no_line_for_each():
     assert "of 1,000 ranks" in text
 
 
-def test_a_value_without_neighbours_is_a_dot():
-    nan = float("nan")
-    assert pictures.line(np.array([0.5]), 1.0, "c0") == '<path class="line dot c0" d="M500 200h.1"/>'
-    told = pictures.line(np.array([0.5, nan, 0.5, 1.0, nan, nan, 0.0, nan, 0.25]), 1.0, "c1")
-    assert re.findall(r'class="([a-z0-9 ]+)" d="([^"]+)"', told) == [
-        ("line c1", "M278 200 389 0"), ("line dot c1", "M56 200h.1M722 400h.1M944 300h.1"),
-    ]  # fmt: skip
-    assert pictures.line(np.full(4, nan), 1.0, "c0") == ""
-
-
-def test_ticks_are_round_and_within():
-    assert pictures.ticks(1.0) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1.0])
-    assert pictures.ticks(37.0) == [0, 10, 20, 30]
-    assert pictures.ticks(0.0) == pictures.ticks(float("nan")) == [0.0]
-
-
 def test_a_report_of_a_single_round_is_in_the_singular_and_its_curves_are_seen(tmp_path, capsys):
     path = written(tmp_path / "run.jsonl", 2)
     assert main(["report", str(path)]) == 0
@@ -300,16 +250,3 @@ def test_a_report_of_a_single_round_is_in_the_singular_and_its_curves_are_seen(t
     assert " 1 round in 2 s" in text
     assert 'class="line dot' in text
     assert ".dot {" in text
-
-
-def test_a_report_of_a_few_rounds_is_drawn(tmp_path):
-    """The smallest run: everything is there, and says how little it rests on."""
-    text = page([report_of(by_hand(), "small")])
-    assert "they rest on 4 rounds" in text
-    assert "at least 2 rounds after the start-up" in text
-
-
-def test_a_name_that_is_too_long_is_refused_in_one_line(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert main(["report", "a" * 300]) == 2
-    assert capsys.readouterr().err.endswith("File name too long; check the path\n")

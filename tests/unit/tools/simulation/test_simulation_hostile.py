@@ -10,14 +10,12 @@ import re
 import time
 import warnings
 
-import numpy as np
 import pytest
+from report_runs import record
 
 from hvd_hetero.policies import BSP
-from hvd_hetero.telemetry import TelemetryWriter
 from hvd_hetero.tools.cli import commands as cli
-from hvd_hetero.tools.simulation import Availability, Cluster, Compute, RoundSimulation, Worker
-from hvd_hetero.tools.simulation.availability import Availabilities
+from hvd_hetero.tools.simulation import Cluster, Compute, Worker
 
 LONGEST_S = 20.0  # of one case, on a machine with other work; most take milliseconds
 
@@ -146,9 +144,7 @@ def recorded(tmp_path_factory):
     """The lines of a run of two ranks."""
     path = tmp_path_factory.mktemp("run") / "run.jsonl"
     cluster = Cluster((Worker(Compute.at_speed(100.0)), Worker(Compute.at_speed(200.0))))
-    writer = TelemetryWriter(path, policy="bsp", workers=2, global_batch=12)
-    RoundSimulation(cluster, BSP(), 12, observer=writer).run(12)
-    writer.close()
+    record(path, cluster, BSP(), 12, 12)
     return path.read_text().splitlines()
 
 
@@ -213,17 +209,3 @@ def test_a_label_with_the_signs_of_formulas_is_drawn(folder, capsys):
     arguments = [str(folder / "cluster.toml"), "--policies", label, "--plot", str(folder / "it.png"), "--quiet"]
     assert cli.main(["simulate", *arguments]) == 0
     assert "[/x] $x_{$" in capsys.readouterr().out
-
-
-def test_the_piece_of_a_moment_is_the_last_that_has_begun():
-    """By bisection what a count of all pieces finds, before the first and beyond the last included."""
-    rng = np.random.default_rng(0)
-    for pieces in (1, 2, 3, 4, 5, 8, 9, 100):
-        lengths = [max(pieces - fewer, 1) for fewer in range(3)]
-        moments = [(0.0, *np.cumsum(rng.uniform(0.1, 1.0, length - 1)).tolist()) for length in lengths]
-        processes = [Availability(at_s, tuple(rng.uniform(0.1, 1.0, len(at_s)).tolist())) for at_s in moments]
-        all_at_once, alone = Availabilities(processes), [Availabilities([each]) for each in processes]
-        for time_s in [0.0, *moments[0], *rng.uniform(0, 60, 50).tolist()]:
-            for worker, process in enumerate(processes):
-                expected = process.share[sum(at_s <= time_s for at_s in process.at_s) - 1]
-                assert all_at_once.at(time_s)[worker] == alone[worker].at(time_s)[0] == expected

@@ -9,11 +9,12 @@ import signal
 
 import numpy as np
 import pytest
+from report_runs import record
 
 from hvd_hetero.policies import BSP
-from hvd_hetero.telemetry import TelemetryWriter, read_run
+from hvd_hetero.telemetry import read_run
 from hvd_hetero.tools.report.alternatives import alternatives
-from hvd_hetero.tools.simulation import Cluster, Compute, RoundSimulation, Worker
+from hvd_hetero.tools.simulation import Cluster, Compute, Worker
 from hvd_hetero.tools.simulation.best import BestSplit
 from hvd_hetero.tools.simulation.cluster import Machines
 from hvd_hetero.tools.simulation.replay import replay
@@ -43,9 +44,7 @@ def changed(tmp_path):
     """A function that records a run of two ranks with some figures replaced: {(round, key): values}."""
     path = tmp_path / "run.jsonl"
     cluster = Cluster((Worker(Compute.at_speed(100.0)), Worker(Compute.at_speed(200.0))))
-    writer = TelemetryWriter(path, policy="bsp", workers=2, global_batch=24)
-    RoundSimulation(cluster, BSP(), 24, observer=writer).run(ROUNDS)
-    writer.close()
+    record(path, cluster, BSP(), 24, ROUNDS)
     head, *rounds = path.read_text().splitlines()
 
     def read(changes):

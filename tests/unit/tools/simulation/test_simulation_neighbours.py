@@ -116,14 +116,6 @@ def test_both_are_asked_for_by_name(described, capsys):
     assert rows["matcha"]["transfer_share"] < rows["d-psgd"]["transfer_share"]
 
 
-def test_also_on_the_command_line(described, capsys):
-    """By name, or with options as in the description."""
-    names = told([described(), "--policies", "matcha, d-psgd"], capsys)
-    assert set(names) == {"bsp", "best-split", "matcha", "d-psgd"}
-    tables = told([described(), "--policies", '[{ name = "non-blocking", sync = "matcha" }, "lb-bsp"]'], capsys)
-    assert set(tables) == {"bsp", "best-split", "non-blocking matcha", "lb-bsp"}
-
-
 @pytest.mark.parametrize(
     ("entry", "said"),
     [
@@ -140,13 +132,3 @@ def test_mistakes_are_told(entry, said, described, capsys):
         error = capsys.readouterr().err
         assert error.count("\n") == 1
         assert re.search(said, error), error
-
-
-def test_a_server_has_no_links_between_workers(described, capsys):
-    assert cli.main(["simulate", described(("[network]", "[network]\nkind = 'server'"))]) == 2
-    assert "sync='d-psgd' needs links between workers" in capsys.readouterr().err
-
-
-def test_a_list_that_is_none_is_told(described, capsys):
-    assert cli.main(["simulate", described(), "--policies", '["bsp", lb-bsp]']) == 2
-    assert "--policies is no list of TOML" in capsys.readouterr().err

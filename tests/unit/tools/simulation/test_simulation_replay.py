@@ -8,13 +8,13 @@ import statistics
 
 import numpy as np
 import pytest
+from report_runs import record
 
-from hvd_hetero.measurement.readings import Resources
 from hvd_hetero.policies import BSP, LBBSP
 from hvd_hetero.prediction import Predictor
-from hvd_hetero.telemetry import TelemetryWriter, read_run
+from hvd_hetero.telemetry import read_run
 from hvd_hetero.tools.cli import commands as cli
-from hvd_hetero.tools.simulation import Availability, Cluster, Compute, Drivers, RoundSimulation, Worker
+from hvd_hetero.tools.simulation import Availability, Cluster, Compute, Drivers, Worker
 from hvd_hetero.tools.simulation.compare import compare
 from hvd_hetero.tools.simulation.description import recorded_description
 from hvd_hetero.tools.simulation.replay import WARM_UP_ROUNDS, replay
@@ -70,12 +70,7 @@ def simulate_with_spies(machines: Cluster, policy, rounds: int, path=None) -> tu
         spies.append(Proportional())
         return spies[-1]
 
-    writer = None if path is None else TelemetryWriter(path, policy=policy.name, workers=3, global_batch=BATCH)
-    simulation = RoundSimulation(machines, policy, BATCH, predictor=spy, observer=writer)
-    rate = simulation.run(rounds).rate(WARM_UP_ROUNDS)
-    if writer is not None:
-        writer.close()
-    return spies, rate
+    return spies, record(path, machines, policy, BATCH, rounds, predictor=spy).rate(WARM_UP_ROUNDS)
 
 
 @pytest.mark.parametrize("policy", [BSP, lambda: LBBSP(tolerance=0.0)], ids=["bsp", "lb-bsp"])
@@ -168,18 +163,10 @@ def test_a_reading_that_is_no_share_is_an_error_that_says_where(name, tmp_path):
         replay(read_run(path))
 
 
-@pytest.mark.parametrize("reading", [Resources(1.2, 0.5), Resources(0.5, -0.1)])
-def test_recorded_readings_are_shares(reading):
-    with pytest.raises(ValueError, match="recorded"):
-        Drivers(recorded=(Resources(0.5, math.nan), reading))
-
-
 def test_a_run_without_an_end_of_an_epoch_is_replayed_in_whole_rounds(tmp_path):
     """Its 25 usable rounds make no tenth of an epoch; an epoch of two rounds and a half would end with a short one."""
     path = tmp_path / "run.jsonl"
-    writer = TelemetryWriter(path, policy="bsp", workers=3, global_batch=60)
-    RoundSimulation(Cluster.of_speeds([300, 200, 100]), BSP(), 60, observer=writer).run(WARM_UP_ROUNDS + 25)
-    writer.close()
+    record(path, Cluster.of_speeds([300, 200, 100]), BSP(), 60, WARM_UP_ROUNDS + 25)
     described, machines = recorded_description(read_run(path), [choose("bsp", "test")])
     assert described.dataset == 2 * 60
     outcomes = {outcome.scheme: outcome for outcome, _ in compare(described)}

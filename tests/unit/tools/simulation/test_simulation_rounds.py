@@ -188,13 +188,6 @@ def test_the_same_plans_and_times_as_real_balancers(name, kind):
     assert (len(seen) == 1) == stays
 
 
-def test_non_blocking_rounds_go_on_where_every_batch_varies():
-    """Draws are looked at ahead and not all used: many blocks of them."""
-    for anticipates in (True, False):
-        result = simulate(KINDS["each batch"], NonBlocking(8, anticipates=anticipates), 240, 200)
-        assert len(result.elapsed_s) == 200
-
-
 @pytest.mark.parametrize("name", POLICIES)
 def test_every_sample_once_an_epoch_under_every_policy(name):
     """Three epochs of a length that no batch divides."""
