@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hvd_hetero.telemetry.run import Run
-from hvd_hetero.tools.simulation.compare import WARM_UP, Outcome, compare_between
+from hvd_hetero.tools.simulation.compare import WARM_UP, compare_between
 from hvd_hetero.tools.simulation.description import check, recorded_description
 from hvd_hetero.tools.simulation.schemes import choose
 from hvd_hetero.tools.simulation.worth import Worth, worth_of_run
@@ -76,20 +76,14 @@ def alternatives(run: Run) -> Alternatives:
     described = replace(described, dataset=None)  # whole rounds, as those that were kept
     check(described, "the run")
     found = [outcome for outcome, _ in compare_between(described)]
-    kept = list(machines.kept)
-    samples = part.samples[kept].sum(axis=1)
+    samples, elapsed_s = (column[list(machines.kept)] for column in (part.samples.sum(axis=1), part.elapsed_s))
     counts = np.cumsum(samples) >= WARM_UP * samples.sum()
-    measured = float(samples[counts].sum() / part.elapsed_s[kept][counts].sum())
-    each = tuple(_alternative(outcome, measured) for outcome in found)
-    return Alternatives(
-        measured,
-        machines.rounds,
-        tuple(sorted(each, key=lambda one: [*_NAMES.values()].index(one.name))),
-        worth_of_run(machines),
-    )
-
-
-def _alternative(outcome: Outcome, measured: float) -> Alternative:
-    rate = outcome.samples_per_s
-    least, most = outcome.between.get("samples_per_s", (rate, rate))
-    return Alternative(_NAMES[outcome.scheme], rate, least, most, rate / measured)
+    measured = float(samples[counts].sum() / elapsed_s[counts].sum())
+    rates = {outcome.scheme: outcome.samples_per_s for outcome in found}
+    ends = {outcome.scheme: outcome.between.get("samples_per_s", (rates[outcome.scheme],) * 2) for outcome in found}
+    each = [
+        Alternative(name, rates[scheme], *ends[scheme], rates[scheme] / measured)
+        for scheme, name in _NAMES.items()
+        if scheme in rates
+    ]
+    return Alternatives(measured, machines.rounds, tuple(each), worth_of_run(machines))

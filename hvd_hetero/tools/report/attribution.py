@@ -69,8 +69,6 @@ KINDS = {
 
 _OF_ONE_RANK = {"input": "waiting for data", "transfer": "synchronising", "between": "other work between rounds"}
 
-_AT_ONCE = 200_000  # figures, of which several copies are made
-
 
 @dataclass(frozen=True, slots=True)
 class Attribution:
@@ -145,22 +143,15 @@ def airport(ends_s: Floats, from_s: Floats) -> tuple[Floats, Floats, Floats]:
     return each, moments, borne
 
 
-def _borne_until(until_s: Floats, own_s: Floats, moments: Floats, borne: Floats) -> Floats:
-    """Return F, (K, n), at these moments, from its nodes; past a rank's own end, anything that is no less."""
-    workers = until_s.shape[1]
-    found = np.full_like(until_s, np.inf)
-    early = np.flatnonzero((until_s < own_s).any(axis=1))
-    step = max(_AT_ONCE // workers, 1)
-    for first in range(0, len(early), step):
-        k = early[first : first + step]
-        nodes, asked_s = moments[k], np.maximum(until_s[k], moments[k, :1])
-        order = np.argsort(np.concatenate([nodes, asked_s], axis=1), axis=1, kind="stable")  # of equals, nodes first
-        seen = np.empty_like(order)
-        np.put_along_axis(seen, order, np.cumsum(order <= workers, axis=1) - 1, axis=1)
-        last = seen[:, workers + 1 :]  # the node at or before each
-        since_s = asked_s - np.take_along_axis(nodes, last, axis=1)
-        found[k] = np.take_along_axis(borne[k], last, axis=1) + since_s / np.maximum(workers - last, 1)
-    return found
+def _borne_until(until_s: Floats, moments: Floats, borne: Floats) -> Floats:
+    """Return F, (K, n), at these moments, from its nodes: by one interpolation, in which round k lies at 2 k."""
+    begin_s, rows = moments[:, :1], 2.0 * np.arange(len(moments))[:, None]
+    length_s = np.maximum(moments[:, -1:] - begin_s, np.finfo(np.float64).tiny)
+    shares = (np.clip((moment - begin_s) / length_s, 0.0, 1.0) for moment in (until_s, moments))
+    at, nodes = (np.asarray(rows + share, dtype=np.float64) for share in shares)
+    if not at.size:  # of no round
+        return at
+    return np.asarray(np.interp(at.ravel(), nodes.ravel(), borne.ravel()), dtype=np.float64).reshape(until_s.shape)
 
 
 def attribute(run: Run, done: Work) -> Attribution:
@@ -170,10 +161,10 @@ def attribute(run: Run, done: Work) -> Attribution:
     last_s = own_s.max(axis=1)
     ideal_s = np.minimum(ideal_s, last_s)  # a hair's breadth of rounding, or of another rank's clock
     cost_s, moments, borne = airport(own_s, ideal_s)
-    until_input_s = np.minimum(_borne_until(done.busy_s, own_s, moments, borne), cost_s)
+    until_input_s = np.minimum(_borne_until(done.busy_s, moments, borne), cost_s)
     computing_s = until_input_s
     if done.input_s.any():
-        computing_s = np.minimum(_borne_until(done.computing_s, own_s, moments, borne), until_input_s)
+        computing_s = np.minimum(_borne_until(done.computing_s, moments, borne), until_input_s)
     transfer_s = _transfer(run, run.elapsed_s - last_s)
     kinds = {
         "computing": computing_s.sum(axis=1),

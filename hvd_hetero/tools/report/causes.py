@@ -35,7 +35,6 @@ ranks together cost at least `LEAST` of the time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -138,52 +137,21 @@ def causes(run: Run, told: Shares | None = None) -> list[Cause | None]:
 
 def _of_slowness(found: Slowness) -> list[Cause | None]:
     """Return the causes of ranks, as if none rested."""
+    ranks = range(found.run.workers)
     if found.shares.kinds["transfer"] >= max(LEAST_UNEXPLAINED, *found.slow):
-        return [_network(found, rank) for rank in range(found.run.workers)]
-    too_large = _too_large(found)
-    if not (found.slow >= LEAST).any():
+        return [_network(found, rank) for rank in ranks]
+    too_large, slow = _too_large(found), found.slow >= LEAST
+    if not slow.any():
         return too_large
-    candidates, means = list(_candidates(found)), _Means.of(found.run)
-    return [
-        _named(found, rank, candidates, means) if slow >= LEAST else too_large[rank]
-        for rank, slow in enumerate(found.slow)
-    ]
+    explained, means = _explained(found), _means(found.run)
+    return [_named(found, rank, explained, means) if slow[rank] else too_large[rank] for rank in ranks]
 
 
-@dataclass(frozen=True)
-class _Candidate:
-    kind: str
-    explained: Floats  # share of each rank's own time
-    share: Floats  # as the evidence has it
+def _explained(found: Slowness) -> dict[str, tuple[Floats, Floats]]:
+    """Return the share of each rank's own time that each kind explains, and its share as the evidence has it.
 
-
-@dataclass(frozen=True)
-class _Means:
-    """Each rank's means of the weaker evidence, and of figures that a text mentions."""
-
-    quota_cores: Floats
-    faults_per_s: Floats
-    memory: Floats
-    cpu: Floats
-    counted: bool
-    """True: the file has the kernel's counters."""
-
-    @classmethod
-    def of(cls, run: Run) -> _Means:
-        limited = np.where(
-            (run.quota_cores > 0) & (run.throttled > 0), run.quota_cores, np.nan
-        )  # not before, nor after
-        return cls(
-            quota_cores=_mean(run, limited),
-            faults_per_s=_mean(run, run.faults_per_s),
-            memory=_mean(run, run.memory),
-            cpu=_mean(run, run.cpu),
-            counted=any(np.nan_to_num(column).any() for column in (run.throttled, run.contended, run.sent_mb_s)),
-        )
-
-
-def _candidates(found: Slowness) -> Iterator[_Candidate]:
-    """Yield what may explain that a rank is slow; of two that explain as much, the first is named."""
+    Of two that explain as much, the first is named.
+    """
     run, own_s = found.run, found.own_s.sum(axis=0)
     whole = _share(np.full(run.workers, run.elapsed_s.sum()), own_s)  # a reading is a share of all time
     ours = _share(found.lag, found.slow)
@@ -194,75 +162,74 @@ def _candidates(found: Slowness) -> Iterator[_Candidate]:
         "memory": run.stalled,
         "garbage": run.collecting,
     }
-    late = beyond_s(found.own_s, found.work) > 0
+    late, told = beyond_s(found.own_s, found.work) > 0, {}
     for kind, column in readings.items():
         share = np.nan_to_num(_mean(run, column))
         common = fast(share)
         more = (column - fast(column)[:, None]) * late
         in_turns = share - common + common * _OF_PAUSES if kind in _PAUSES else np.nan_to_num(_mean(run, more))
-        yield _Candidate(kind, (ours * (share - common) + (1.0 - ours) * in_turns) * whole, share)
+        told[kind] = (ours * (share - common) + (1.0 - ours) * in_turns) * whole, share
     loop_s = np.clip(found.own_s - run.compute_s - run.input_s, 0.0, None)
     for kind, spent_s in {"input": run.input_s, "loop": loop_s}.items():
         beyond = beyond_s(spent_s, found.work).sum(axis=0)
-        yield _Candidate(kind, _share(beyond, own_s), _share(spent_s.sum(axis=0), own_s))
+        told[kind] = _share(beyond, own_s), _share(spent_s.sum(axis=0), own_s)
     clock = np.nan_to_num(_mean(run, run.clock))
-    yield _Candidate("clock", np.where(clock > 0, 1.0 - _share(clock, _best(clock)), 0.0), clock)
+    told["clock"] = np.where(clock > 0, 1.0 - _share(clock, _best(clock)), 0.0), clock
+    return told
 
 
-def _named(found: Slowness, rank: int, candidates: list[_Candidate], means: _Means) -> Cause | None:
-    best = max(candidates, key=lambda candidate: candidate.explained[rank])
-    if best.explained[rank] >= _EXPLAINS * found.slow[rank]:
-        evidence, way_out = _TEXTS[best.kind]
-        return Cause(best.kind, evidence.format(share=best.share[rank], quota=means.quota_cores[rank]), way_out)
-    return _by_weaker_evidence(found, rank, means) or _without_evidence(found, rank)
+def _means(run: Run) -> dict[str, Floats]:
+    """Return each rank's means of the weaker evidence, and of the quota where there was one."""
+    quota = np.where((run.quota_cores > 0) & (run.throttled > 0), run.quota_cores, np.nan)  # not before, nor after
+    counted = any(np.nan_to_num(column).any() for column in (run.throttled, run.contended, run.sent_mb_s))
+    cpu = np.full_like(run.cpu, np.nan) if counted else run.cpu  # the kernel's counters know better
+    columns = {"quota": quota, "faults": run.faults_per_s, "memory": run.memory, "cpu": cpu}
+    return {name: _mean(run, column) for name, column in columns.items()}
 
 
-def _by_weaker_evidence(found: Slowness, rank: int, means: _Means) -> Cause | None:
-    faults, memory, cpu = means.faults_per_s, means.memory, means.cpu
+def _named(
+    found: Slowness, rank: int, told: dict[str, tuple[Floats, Floats]], means: dict[str, Floats]
+) -> Cause | None:
+    least = _EXPLAINS * found.slow[rank]
+    best = max(told, key=lambda kind: told[kind][0][rank])
+    if told[best][0][rank] >= least:
+        evidence, way_out = _TEXTS[best]
+        return Cause(best, evidence.format(share=told[best][1][rank], quota=means["quota"][rank]), way_out)
+    faults, memory, cpu = (means[name] for name in ("faults", "memory", "cpu"))
     if faults[rank] - fast(faults) >= _MANY_FAULTS:
         return Cause("memory", f"It read {faults[rank]:.0f} pages per second back from disk.", _MORE_MEMORY)
     if memory[rank] < _LITTLE_MEMORY:
         return Cause("memory", f"Only {memory[rank]:.1%} of its memory was free.", _MORE_MEMORY)
-    if (
-        not means.counted
-        and 1.0 - _share(cpu, _best(cpu))[rank] >= _EXPLAINS * found.slow[rank]
-        and np.isfinite(cpu[rank])
-    ):
+    if 1.0 - _share(cpu, _best(cpu))[rank] >= least and np.isfinite(cpu[rank]):
         return Cause(
             "cpu",
             f"Only {cpu[rank]:.0%} of its processor was available to it.",
             "Look for other processes on its machine, and for a limit of its container.",
         )
-    return None
+    return _without_evidence(found, rank)
 
 
 def _without_evidence(found: Slowness, rank: int) -> Cause | None:
-    lag, cost = found.lag[rank], found.shares.cost[rank]
+    lag, done = found.lag[rank], found.work.sum(axis=0)
     times = found.speed.max(initial=0.0, where=np.isfinite(found.speed)) / found.speed[rank]
     alone = lag >= found.turns[rank] and np.isfinite(times)  # it is slow by itself, whatever the others do
-    evened = alone and _share(found.work.sum(axis=0), _best(found.work.sum(axis=0)))[rank] <= 1.0 - _EVENED * lag
+    evened = alone and _share(done, _best(done))[rank] <= 1.0 - _EVENED * lag
     balances = found.run.policy == "lb-bsp"
+    slower = f"It took {times:.{'2g' if times < 10.0 else '0f'}} times as long per sample as the fastest rank"
     if alone and _constant(found, rank):
-        return Cause(
-            "slower",
-            f"It took {_times(times)} as long per sample as the fastest rank, through most of the run, and "
-            "no reading shows that anything was taken from it.",
-            "The split gives it less work already; a faster machine would help."
-            if evened
-            else "Its share follows its speed, as far as its limits allow; a faster machine would help."
-            if balances
-            else "Give it less work (policy='lb-bsp'), or a faster machine.",
-        )
+        way_out = "Give it less work (policy='lb-bsp'), or a faster machine."
+        if balances:
+            way_out = "Its share follows its speed, as far as its limits allow; a faster machine would help."
+        if evened:
+            way_out = "The split gives it less work already; a faster machine would help."
+        why = ", through most of the run, and no reading shows that anything was taken from it."
+        return Cause("slower", slower + why, way_out)
     if found.slow[rank] < LEAST_UNEXPLAINED:
         return None
-    return Cause(
-        "unknown",
-        f"It took {_times(times)} as long per sample as the fastest rank, and no reading explains that."
-        if alone
-        else f"It held all others up for {cost:.0%} of the time, and no reading explains that.",
-        "Look at its machine while it trains"
-        + (", for example with top." if evened or balances else "; policy='lb-bsp' gives it less work meanwhile."),
-    )
+    meanwhile = ", for example with top." if evened or balances else "; policy='lb-bsp' gives it less work meanwhile."
+    held_up = f"It held all others up for {found.shares.cost[rank]:.0%} of the time"
+    evidence = f"{slower if alone else held_up}, and no reading explains that."
+    return Cause("unknown", evidence, f"Look at its machine while it trains{meanwhile}")
 
 
 def _rests(run: Run, rank: int) -> Cause:
@@ -272,10 +239,6 @@ def _rests(run: Run, rank: int) -> Cause:
         f"It rests: it did samples in {int((samples > 0).sum())} of {len(samples)} rounds.",
         "Ending it spares its part in the sums.",
     )
-
-
-def _times(times: float) -> str:
-    return f"{times:.2g} times" if times < 10.0 else f"{times:.0f} times"
 
 
 def _too_large(found: Slowness) -> list[Cause | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -50,24 +51,20 @@ def make_reports(paths: Sequence[Path], *, replayed: bool = True, prices: str | 
     """Read files of different runs and report on each; ``prices`` as `prices_of` reads them."""
     read = [read_run(path) for path in paths]
     files = [path.resolve() for path in paths]
-    for i, path in enumerate(paths):
-        for j in range(i):
-            if files[i] == files[j]:
-                raise ValueError(
-                    f"{named(paths[j])} and {named(path)} must be of two runs, and are one file; name it once"
-                )
-    return [_report(*each, replayed=replayed, prices=prices) for each in zip(read, paths, _names(paths), strict=True)]
-
-
-def _report(run: Run, path: Path, name: str, *, replayed: bool, prices: str | None) -> Report:
-    try:
-        each = () if prices is None else prices_of(prices, run.workers)
-        report = replace(report_of(run, name, replayed=replayed), prices=each)
-        if prices is not None and report.worth is None:
-            raise ValueError(f"--prices needs a run that can be replayed, and {report.figures.no_alternatives}")
-        return report
-    except ValueError as error:
-        raise ValueError(f"{named(path)}: {error}") from None
+    for i, j in combinations(range(len(paths)), 2):
+        if files[i] == files[j]:
+            both = f"{named(paths[i])} and {named(paths[j])}"
+            raise ValueError(f"{both} must be of two runs, and are one file; name it once")
+    found = []
+    for run, path, name in zip(read, paths, _names(paths), strict=True):
+        try:
+            each = () if prices is None else prices_of(prices, run.workers)
+            found.append(replace(report_of(run, name, replayed=replayed), prices=each))
+            if prices is not None and found[-1].worth is None:
+                raise ValueError(f"--prices needs a run that can be replayed, and {found[-1].figures.no_alternatives}")
+        except ValueError as error:
+            raise ValueError(f"{named(path)}: {error}") from None
+    return found
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
@@ -86,15 +83,10 @@ def report_of(run: Run, name: str, *, replayed: bool = True) -> Report:
     run = run.replace(fixed_samples=np.maximum(run.fixed_samples, 0.0))  # less cannot be true
     every = max(-(-run.samples.size // _MOST_FIGURES), 1)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # of figures that cannot be true
-        why = causes(_every(run, every), found.shares)
-    notes = [f"In a run as large as this, causes are looked for in {_nth(every)} round."] if every > 1 else []
+        why = causes(run.take(slice(None, None, every)), found.shares)
+    notes = [f"In a run as large as this, causes are looked for in 1 round of {every}."] if every > 1 else []
     notes += _missing(run, found, {**impossible(run), "work": np.nan_to_num(recorded.work) != run.work})
     return Report(name, found, why, verdict(found, why), notes, _cost_note(run))
-
-
-def _every(run: Run, step: int) -> Run:
-    """Return every ``step``-th round of a run."""
-    return run.take(slice(None, None, step))
 
 
 def _missing(run: Run, found: Figures, wrong_figures: dict[str, Bools]) -> list[str]:
@@ -122,12 +114,6 @@ def _missing(run: Run, found: Figures, wrong_figures: dict[str, Bools]) -> list[
     if found.rounds < 10:
         notes.append(f"All figures are uncertain: they rest on {found.rounds} round{'s' if found.rounds > 1 else ''}.")
     return notes
-
-
-def _nth(number: int) -> str:
-    """Return "every" with an ordinal: every 2nd, 3rd, 4th, 11th, 21st."""
-    end = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
-    return f"every {number}{end}"
 
 
 def _cost_note(run: Run) -> str:

@@ -51,27 +51,23 @@ class Verdict:
     """The kinds of causes that ``why`` names."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Told:
-    """The causes of some ranks in words, one for each kind: its first rank's."""
+def _told(
+    causes: Sequence[Cause | None], ranks: list[int], subject: list[int]
+) -> tuple[tuple[str, ...], list[str], list[str]]:
+    """Return kinds, evidence and ways out of ``ranks``, one for each kind: its first rank's.
 
-    kinds: tuple[str, ...]
-    evidence: list[str]
-    ways: list[str]
-
-    @classmethod
-    def of(cls, causes: Sequence[Cause | None], ranks: list[int], subject: list[int]) -> _Told:
-        """Return the causes of ``ranks``. Evidence names its rank, unless the verdict speaks of no other."""
-        alike: dict[str, tuple[Cause, list[int]]] = {}
-        for rank in ranks:
-            if (cause := causes[rank]) is not None:
-                alike.setdefault(cause.kind, (cause, []))[1].append(rank)
-        evidence = []
-        for kind, (cause, same) in alike.items():
-            several = f"{_named(same)}: {KINDS[kind]}. " if len(same) > 1 else ""
-            evidence.append(several + (cause.evidence if subject == same[:1] else f"Rank {same[0]}: {cause.evidence}"))
-        ways = [(f"{_named(same)}: " if len(alike) > 1 else "") + cause.way_out for cause, same in alike.values()]
-        return cls(tuple(alike), evidence, ways)
+    Evidence names its rank, unless the verdict speaks of no other.
+    """
+    alike: dict[str, tuple[Cause, list[int]]] = {}
+    for rank in ranks:
+        if (cause := causes[rank]) is not None:
+            alike.setdefault(cause.kind, (cause, []))[1].append(rank)
+    evidence = []
+    for kind, (cause, same) in alike.items():
+        several = f"{_named(same)}: {KINDS[kind]}. " if len(same) > 1 else ""
+        evidence.append(several + (cause.evidence if subject == same[:1] else f"Rank {same[0]}: {cause.evidence}"))
+    ways = [(f"{_named(same)}: " if len(alike) > 1 else "") + cause.way_out for cause, same in alike.values()]
+    return tuple(alike), evidence, ways
 
 
 def verdict(found: Figures, causes: Sequence[Cause | None]) -> Verdict:
@@ -88,9 +84,9 @@ def verdict(found: Figures, causes: Sequence[Cause | None]) -> Verdict:
     least = {"transfer": LEAST_UNEXPLAINED, "computing": LEAST_UNEXPLAINED}
     told = [loss for loss, share in losses.items() if share >= least.get(loss, LEAST)]
     largest = max(told, key=losses.__getitem__, default="nothing")
-    of_all = _OF_LOSS[largest](found) if largest in _OF_LOSS else None
-    if network is not None and largest == "transfer":
-        of_all = Verdict(_transfer(found).verdict, network.evidence, network.way_out, "transfer", ("network",))
+    of_all = _of_all_ranks(found, largest) if largest in found.kinds else None
+    if network is not None and of_all is not None and largest == "transfer":
+        of_all = Verdict(of_all.verdict, network.evidence, network.way_out, "transfer", ("network",))
     if late and (largest == "late" or slow):
         return _late(found, late, own, of_all)
     if slow:
@@ -149,43 +145,34 @@ def _nothing(found: Figures, scatter: list[int]) -> Verdict:
 
 
 def _slow(found: Figures, slow: list[int], causes: Sequence[Cause | None], of_all: Verdict | None) -> Verdict:
-    told, cost = _Told.of(causes, slow, slow), float(found.ranks.cost[slow].sum())
-    be, have, who = ("is", "has", "It") if len(slow) == 1 else ("are", "have", "They")
-    kind = told.kinds[0] if len(told.kinds) == 1 else ""
-    rest = "rests" if len(slow) == 1 else "rest"
-    what = {"share": f"{have} too large a share", "rests": rest}.get(kind, f"{be} slow")
-    besides = of_all if of_all is not None and of_all.kind not in told.kinds else None
+    (kinds, evidence, ways), cost = _told(causes, slow, slow), float(found.ranks.cost[slow].sum())
+    alone = len(slow) == 1
+    be, have, who, rest = ("is", "has", "It", "rests") if alone else ("are", "have", "They", "rest")
+    what = {"share": f"{have} too large a share", "rests": rest}.get("".join(kinds), f"{be} slow")
+    besides = of_all if of_all is not None and of_all.kind not in kinds else None
     hidden = max(found.kinds, key=found.kinds.__getitem__) in ("transfer", "between")  # no rank's cause explains these
     also = f", and the {_largest(found, besides)}" if besides or hidden else "."
-    return Verdict(
-        f"{_named(slow)} {what}. {who} held all others up for {percent(cost)} of the time{also}",
-        " ".join(told.evidence),
-        " ".join(dict.fromkeys([*told.ways, *_gain(found), *([besides.next] if besides else [])])),
-        "slow",
-        told.kinds,
-    )
+    text = f"{_named(slow)} {what}. {who} held all others up for {percent(cost)} of the time{also}"
+    next_ways = dict.fromkeys([*ways, *_gain(found), *([besides.next] if besides else [])])
+    return Verdict(text, " ".join(evidence), " ".join(next_ways), "slow", kinds)
 
 
 def _late(found: Figures, late: list[int], causes: Sequence[Cause | None], of_all: Verdict | None) -> Verdict:
     cost = float(found.ranks.cost[late].sum())
-    told, unknown = _Told.of(causes, late, late), []
-    if not told.kinds:
-        told = _Told.of(causes, _slow_ranks(found, causes), late)
+    kinds, evidence, ways = _told(causes, late, late)
+    if not kinds:
+        kinds, evidence, ways = _told(causes, _slow_ranks(found, causes), late)
         share, speed = float(found.ranks.cost_input[late].sum()) / cost, found.ranks.of_best_rank[late[0]]
         pace = f"works at {speed:.0%} of the fastest rank's speed" if np.isfinite(speed) else "shows no speed"
         known = f"{share:.0%} of this went into waiting for data." if share >= 0.5 else f"Rank {late[0]} {pace}."
-        unknown = [f"The cause is not known. {known}"]
+        evidence = [f"The cause is not known. {known}", *evidence]
     rest = found.waiting_for_ranks - cost
     also = f", and the other ranks together for {rest:.0%}" if rest >= LEAST else ""
     besides = f" The {_largest(found, of_all)}" if of_all else ""
-    ways = [*told.ways, *_gain(found), *([of_all.next] if of_all else [])]
-    return Verdict(
-        f"{_named(late)} held all others up for {percent(cost)} of the time{also}.{besides}",
-        " ".join([*unknown, *told.evidence]),
-        " ".join(dict.fromkeys(ways)) or "Look at what this rank does, and what else runs there.",
-        "late",
-        told.kinds,
-    )
+    text = f"{_named(late)} held all others up for {percent(cost)} of the time{also}.{besides}"
+    next_ways = dict.fromkeys([*ways, *_gain(found), *([of_all.next] if of_all else [])])
+    way_out = " ".join(next_ways) or "Look at what this rank does, and what else runs there."
+    return Verdict(text, " ".join(evidence), way_out, "late", kinds)
 
 
 def _gain(found: Figures) -> list[str]:
@@ -207,52 +194,37 @@ def _gain(found: Figures) -> list[str]:
     return [f'policy="lb-bsp" would be {how} as fast on these machines.', *fewer]
 
 
-def _input(found: Figures) -> Verdict:
-    share = found.ranks.input
-    worst = [int(rank) for rank in np.argsort(-share, kind="stable") if share[rank] >= _LIKE_THE_WORST * share.max()]
-    others = np.delete(share, worst)
-    least, most = f"{share[worst].min():.0%}", f"{share.max():.0%}"
-    who, whose = (_named(worst), "its" if len(worst) == 1 else "their")
-    if not others.size:
-        who, whose = ("The rank", "its") if found.workers == 1 else ("All ranks", "their")
-    return Verdict(
-        f"{who} waited for {whose} own data for {most if least == most else f'{least} to {most}'} of the time.",
-        f"The other ranks waited for theirs for {percent(float(others.max()))} at most."
-        if others.size
-        else "Computing is faster than the data come.",
-        "Give the data loaders more workers or a faster disk, or prepare the data beforehand.",
-        "input",
-    )
-
-
-def _loop(found: Figures) -> Verdict:
-    return Verdict(
-        f"The ranks waited for work of others between rounds for {found.kinds['loop']:.0%} of the time.",
-        "They evaluate, save or log at different moments, and a round ends with the last of them.",
-        "Do this work less often, on another thread, or on all ranks in the same round.",
-        "loop",
-    )
-
-
-def _turns(found: Figures) -> Verdict:
-    return Verdict(
-        f"The ranks took turns in being last: this cost {found.kinds['computing']:.0%} of the time.",
-        "No rank is late more often than the others by much. The time of each rank scatters from round to round, and a "
-        "round ends with the slowest.",
-        " ".join(_gain(found)) or 'Make rounds longer (a larger global_batch), or try policy="lb-non-blocking".',
-        "computing",
-    )
-
-
-def _transfer(found: Figures) -> Verdict:
-    each_ms, alone = 1e3 * found.kinds["transfer"] * found.elapsed_s / found.rounds, found.workers == 1
-    return Verdict(
-        f"{'Synchronising' if alone else 'Transfers between ranks'} took {found.kinds['transfer']:.0%} of the time.",
-        f"{'The rank' if alone else 'Even the rank that came last'} waited {each_ms:.3g} ms in a round. "
-        + _twice_the_batch(found),
-        "Make rounds longer (a larger global_batch), compress gradients, or use a faster network.",
-        "transfer",
-    )
+def _of_all_ranks(found: Figures, loss: str) -> Verdict:
+    """Return the verdict on a loss that is no single rank's."""
+    share, alone = f"{found.kinds[loss]:.0%}", found.workers == 1
+    if loss == "input":
+        return _input(found)
+    if loss == "computing":
+        what = f"The ranks took turns in being last: this cost {share} of the time."
+        why = (
+            "No rank is late more often than the others by much. The time of each rank scatters from round to round, "
+            "and a round ends with the slowest."
+        )
+        longer = 'Make rounds longer (a larger global_batch), or try policy="lb-non-blocking".'
+        way_out = " ".join(_gain(found)) or longer
+    elif loss == "loop":
+        what = f"The ranks waited for work of others between rounds for {share} of the time."
+        why = "They evaluate, save or log at different moments, and a round ends with the last of them."
+        way_out = "Do this work less often, on another thread, or on all ranks in the same round."
+    elif loss == "transfer":
+        each_ms = 1e3 * found.kinds["transfer"] * found.elapsed_s / found.rounds
+        what = f"{'Synchronising' if alone else 'Transfers between ranks'} took {share} of the time."
+        why = f"{'The rank' if alone else 'Even the rank that came last'} waited {each_ms:.3g} ms in a round. "
+        why += _twice_the_batch(found)
+        way_out = "Make rounds longer (a larger global_batch), compress gradients, or use a faster network."
+    else:
+        what = f"Work between rounds took {share} of the time."
+        why = (
+            "The time is in no rank's computing, data, waiting or transfer. It is what the training loop does besides: "
+            "evaluation, checkpoints, logging, or a slow rank 0."
+        )
+        way_out = "Do this work less often, or on another thread."
+    return Verdict(what, why, way_out, loss)
 
 
 def _twice_the_batch(found: Figures) -> str:
@@ -266,17 +238,19 @@ def _twice_the_batch(found: Figures) -> str:
     return f"{text}."
 
 
-def _between(found: Figures) -> Verdict:
-    return Verdict(
-        f"Work between rounds took {found.kinds['between']:.0%} of the time.",
-        "The time is in no rank's computing, data, waiting or transfer. It is what the training loop does besides: "
-        "evaluation, checkpoints, logging, or a slow rank 0.",
-        "Do this work less often, or on another thread.",
-        "between",
-    )
-
-
-_OF_LOSS = {"computing": _turns, "input": _input, "loop": _loop, "transfer": _transfer, "between": _between}
+def _input(found: Figures) -> Verdict:
+    share = found.ranks.input
+    worst = [int(rank) for rank in np.argsort(-share, kind="stable") if share[rank] >= _LIKE_THE_WORST * share.max()]
+    others = np.delete(share, worst)
+    least, most = f"{share[worst].min():.0%}", f"{share.max():.0%}"
+    who, whose, why = _named(worst), "its" if len(worst) == 1 else "their", "Computing is faster than the data come."
+    if others.size:
+        why = f"The other ranks waited for theirs for {percent(float(others.max()))} at most."
+    else:
+        who = "The rank" if found.workers == 1 else "All ranks"
+    what = f"{who} waited for {whose} own data for {most if least == most else f'{least} to {most}'} of the time."
+    way_out = "Give the data loaders more workers or a faster disk, or prepare the data beforehand."
+    return Verdict(what, why, way_out, "input")
 
 
 def _named(ranks: list[int]) -> str:

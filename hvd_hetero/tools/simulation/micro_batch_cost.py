@@ -21,32 +21,24 @@ bound the φ with
 
     L(φ) <= min L + P log(1 + t² / (P - p)),        t the 0.99 quantile of Student's with P - p degrees of freedom
 
-for P pairs and p unknowns. With Gaussian noise, four rounds of one size to find τ, and pairs that have no round in
-common, 96 % of such ranges hold the truth at least (200 runs each of 3 to 40 pairs). If each round is in two of the
-pairs, 92 to 96 % do. If no two rounds are of one size, 70 to 93 % of the ranges of 3 to 12 pairs do. Three pairs allow
-nearly anything, and of many the bound comes to 5.4. Each comes with its own best ψ. Where κ never changes, b and c
-cannot be separated, and c is 0. A rank that times the cost of a round (``once_s``) has missed no more of it than it has
-seen: c is at most as large. Otherwise one strange short round of few micro-batches passes for a large c, and moves b.
+for P pairs and p unknowns. Each comes with its own best ψ. Three pairs allow nearly anything, and of many the bound
+comes to 5.4. Where κ never changes, b and c cannot be separated, and c is 0. A rank that times the cost of a round
+(``once_s``) has missed no more of it than it has seen: c is at most as large. Otherwise one strange short round of few
+micro-batches passes for a large c, and moves b.
 
 y_k is a mean over up to four rounds alike, so that the noise of the longer series does not count.
 
-τ is 1.48 medians of |y_{k+1} - y_k| over pairs of one size, or of |e_k| where that is least, if it is more; and at
-least 0.005, because a line does not fit a real step exactly. If fewer than three pairs of one size may be compared, as
-in epochs of two rounds, rounds of one size that follow each other count, whatever lies between them.
+τ is 1.48 medians of |y_{k+1} - y_k| over pairs of one size, or of |e_k| where that is least, if it is more. If fewer
+than three pairs of one size may be compared, as in epochs of two rounds, rounds of one size that follow each other
+count, whatever lies between them.
 
-The caller knows which pairs may be compared. Fewer than three that differ show nothing, since one may be
-an accident. Then β is not identified: the estimate is 0, and the range is all of φ in [0, 0.99]. The same holds if all
-micro-batches have one size and all rounds one number of them.
-
-``measurement.fixed_cost`` finds the same while training goes on, and must act: it takes the mean of φ as soon as there
-is any evidence. A replay can leave the range open.
-
-A real step is not quite a line, so a fixed share below 0.05 looks like none, and ``most`` is at least that.
+The caller knows which pairs may be compared. Fewer than three that differ show nothing, since one may be an accident.
+Then β is not identified, as where all micro-batches have one size and all rounds one number of them: the estimate is 0,
+and the range is all of φ in [0, 0.99]. ``measurement.fixed_cost`` finds the same while training goes on, and must act:
+it takes the mean of φ as soon as there is any evidence.
 
 t holds the wait for the first micro-batch, most of which moves with the samples. The rest may come once a round, if
 a loader fetches the others meanwhile, or with each of them. ``if_it_waits_once`` covers both.
-
-ν = 4, 0.005, 3, four, 0.05 and the grid of ψ are arbitrary.
 
 Shapes: K rounds.
 """
@@ -55,7 +47,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,8 +57,8 @@ Floats = NDArray[np.float64]
 
 _SHARES = np.linspace(0.0, 0.99, 991)  # φ
 _PER_ROUND = (0.0, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0)  # ψ
-_TAILS = 4.0  # ν
-_LEAST_NOISE = 0.005
+_TAILS = 4.0  # ν (arbitrary)
+_LEAST_NOISE = 0.005  # a line does not fit a real step exactly (arbitrary)
 _BEND = 0.05  # φ that looks like none, because a real step's line bends
 _LEAST_PAIRS = 3
 _BEFORE = 3
@@ -74,18 +66,14 @@ _PROBABILITY = 0.99  # one half of what a range leaves out is above it
 _MOST_ERRORS = 2**20  # at once
 
 
-@dataclass(frozen=True, slots=True)
-class Fixed:
+class Fixed(NamedTuple):
     """Fixed costs, in samples that take as long."""
 
     micro_batch: float
-    """Samples that take as long as the fixed cost of a micro-batch."""
     round: float = 0.0
-    """Samples that take as long as the fixed cost of a round."""
 
 
-@dataclass(frozen=True, slots=True)
-class FixedSamples:
+class FixedSamples(NamedTuple):
     """The fixed costs of a rank, for the least, the likely and the most β."""
 
     least: Fixed
@@ -163,7 +151,7 @@ def if_it_waits_once(
     fixed = alone.least.micro_batch
     share = (1.0 - waiting) * fixed / (size + fixed)
     least = min(size * share / (1.0 - share), found.least.micro_batch)
-    return replace(found, least=Fixed(least, found.least.round + count * (found.least.micro_batch - least)))
+    return found._replace(least=Fixed(least, found.least.round + count * (found.least.micro_batch - least)))
 
 
 def _recent(figures: Floats, goes_on: NDArray[np.bool_]) -> Floats:

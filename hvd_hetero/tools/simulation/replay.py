@@ -43,7 +43,7 @@ Shapes: K rounds, n ranks, J blocks.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,7 +54,7 @@ from hvd_hetero.measurement.readings import Resources
 from hvd_hetero.policies.policy_names import policy_class
 from hvd_hetero.telemetry import Run
 from hvd_hetero.tools.simulation.cluster import Cluster, Drivers, Worker
-from hvd_hetero.tools.simulation.compute import Compute
+from hvd_hetero.tools.simulation.compute import Compute, Devices
 from hvd_hetero.tools.simulation.micro_batch_cost import Fixed, FixedSamples, fixed_samples, if_it_waits_once
 from hvd_hetero.tools.simulation.network import Network
 from hvd_hetero.tools.simulation.settings import MOST_SPEED
@@ -146,41 +146,46 @@ def replay(run: Run) -> Replay:
     known = (run.samples * MOST_SPEED >= busy_s) & (busy_s * MOST_SPEED >= run.samples) & (run.samples > 0)
     if not run.elapsed_s[keep].sum() > 0:
         raise ValueError("elapsed_s must be above 0 in some round after the start-up, got 0 in all; record another run")
-    ranks = range(run.workers)
-    drivers = [Drivers(recorded=_readings(run, keep, rank)) for rank in ranks]
     cut = np.clip(run.micro_batches, 1, np.maximum(run.samples, 1))  # a micro-batch has a sample
     for rank in np.flatnonzero(~known.any(axis=0)).tolist():
         raise ValueError(f"rank {rank} has no round with samples and seconds in this run, so its speed is not known")
-    found = [_fixed(run, busy_s, wait_s, cut, known, rank) for rank in range(run.workers)]
+    ranks = range(run.workers)
+    drivers = [Drivers(recorded=_readings(run, keep, rank)) for rank in ranks]
+    found = [_fixed(run, busy_s, wait_s, cut, known, rank) for rank in ranks]
 
-    def cluster(fixed: Callable[[FixedSamples], Fixed]) -> Cluster:
-        amounts = run.samples + cut * [fixed(each).micro_batch for each in found]
-        with_round = amounts + [fixed(each).round for each in found]
+    def cluster(fixed: Sequence[Fixed]) -> Cluster:
+        amounts = run.samples + cut * [each.micro_batch for each in fixed]
+        with_round = amounts + [each.round for each in fixed]
         # A rank without a sample or a fixed cost has done nothing, and takes no time in the simulation either.
-        share = np.divide(amounts, with_round, out=np.zeros_like(amounts), where=with_round > 0)
-        work_s = busy_s * share
+        work_s = busy_s * np.divide(amounts, with_round, out=np.zeros_like(amounts), where=with_round > 0)
         rest_s = np.maximum(run.elapsed_s - work_s.max(axis=1), 0.0)[keep]
-        network = Network("recorded", recorded_s=tuple(rest_s.tolist()))
-        return Cluster(tuple(worker(i, fixed(found[i]).micro_batch, amounts, work_s) for i in ranks), network)
+        workers = []
+        for rank in ranks:
+            paces = _filled(amounts[:, rank], work_s[:, rank], known[:, rank], keep)
+            pace = float(np.median(paces))
+            compute = Compute.at_speed(pace, fixed[rank].micro_batch / pace)
+            variation = (Recorded("round", tuple((pace / paces).tolist())),)
+            workers.append(Worker(compute, variation=variation, drivers=drivers[rank]))
+        return Cluster(tuple(workers), Network("recorded", recorded_s=tuple(rest_s.tolist())))
 
-    def worker(rank: int, beta: float, amounts: Floats, work_s: Floats) -> Worker:
-        paces = _filled(amounts[:, rank], work_s[:, rank], known[:, rank], keep)
-        pace = float(np.median(paces))
-        variation = (Recorded("round", tuple((pace / paces).tolist())),)
-        return Worker(Compute.at_speed(pace, beta / pace), variation=variation, drivers=drivers[rank])
-
-    likely = cluster(lambda fixed: fixed.likely)
-    extremes = cluster(lambda fixed: fixed.least), cluster(lambda fixed: fixed.most)
-    figures = [[worker.compute.intercept_s for worker in c.workers] for c in (extremes[0], likely, extremes[1])]
-    measured = float(run.samples[keep].sum() / run.elapsed_s[keep].sum())
+    least, likely, most = (cluster(fixed) for fixed in zip(*found, strict=True))
+    figures = [[worker.compute.intercept_s for worker in c.workers] for c in (least, likely, most)]
     first = run.epoch == run.epoch[0]
-    dataset = None if first.all() else max(_samples_of(run, first), 1)
-    fixed_s = tuple(zip(*figures, strict=True))
-    slopes_s, intercepts_s = np.array([(w.compute.slope_s, w.compute.intercept_s) for w in likely.workers]).T
-    ranks_s = np.where(run.samples[keep] > 0, run.samples[keep] * slopes_s + cut[keep] * intercepts_s, 0.0)
+    devices = Devices([worker.compute for worker in likely.workers])
+    ranks_s = np.where(run.samples > 0, run.samples * devices.slope_s + cut * devices.intercept_s, 0.0)[keep]
     luck = rate_error(run.elapsed_s[keep], ranks_s.max(axis=1) + np.median(likely.network.recorded_s))
-    totals = tuple(totals_of(run)[keep].tolist())
-    return Replay(run, likely, len(keep), totals, measured, dataset, extremes, fixed_s, tuple(keep.tolist()), luck)
+    return Replay(
+        run,
+        likely,
+        rounds=len(keep),
+        totals=tuple(totals_of(run)[keep].tolist()),
+        measured_rate=float(run.samples[keep].sum() / run.elapsed_s[keep].sum()),
+        dataset=None if first.all() else max(_samples_of(run, first), 1),
+        extremes=(least, most),
+        fixed_s=tuple(zip(*figures, strict=True)),
+        kept=tuple(keep.tolist()),
+        rate_error=luck,
+    )
 
 
 def _samples_of(run: Run, epoch: NDArray[np.bool_]) -> int:
