@@ -29,24 +29,20 @@ In rounds whose waiting is not known, t_ik = c_ik + d_ik.
 between_k may be below zero in a round, because clocks of different ranks measure its parts. If its sum is, ``shares``
 takes that from the transfers, or else from the largest part.
 
-**Ranks.** This is the one definition of a rank's cost. The ranks in S alone would delay a round by
-v(S) = max(max_{i in S} t_ik - T_k, 0). Rank i costs its Shapley value: the round's time with it less the time without
-it, in the mean over all orders in which the ranks could be added. In closed form (the airport game; Littlechild & Owen
-1973), each moment s between T_k and the end is shared equally by the ranks N(s) that are still at work:
+**Ranks.** The ranks in S alone would delay a round by v(S) = max(max_{i in S} t_ik - T_k, 0). Rank i costs its Shapley
+value. In closed form (the airport game; Littlechild & Owen 1973), each moment s between T_k and the end is shared
+equally by the ranks N(s) that are still at work:
 
     cost_ik = F_k(t_ik),     F_k(s) = ∫ from T_k to s of dz / |N_k(z)|,     N_k(z) = {j : t_jk > z}
 
 One late rank bears all. Of two equally late ranks each bears half, where "the round without it" would blame neither.
-The costs of a round sum to max t - T, and permuting the ranks permutes them. While a rank computes, its part counts as
+The costs of a round sum to max t - T. While a rank computes, its part counts as
 computing, F_k(min(c_ik, t_ik)); while it waits for data, F_k(min(c_ik + d_ik, t_ik)) less that, as input; the rest as
 loop. Summed over the ranks these are the kinds. As shares of a run, ``shares`` sums all of these over the rounds that
 count, and divides by the seconds that these rounds took.
 
 A cost is not how slow a rank is: a slow rank whose batch is small enough holds no other up. ``slowness`` measures that.
-
-Simplification: the ideal ignores that a batch below saturation saves no time.
-
-Cost: O(K n log n).
+The ideal ignores that a batch below saturation saves no time.
 """
 
 from __future__ import annotations

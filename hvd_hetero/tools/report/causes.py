@@ -7,26 +7,22 @@ ran in its place, and so on) and ``s`` the lower quartile of that reading over t
     explained_i = (s_i - s) lag_i / slow_i + r_i (1 - lag_i / slow_i).
 
 What all ranks share makes none of them slower than others. The second part is for ranks that hold each other up in
-turns, whose ``lag_i`` is nothing beside ``slow_i``. A quota and garbage collections stop each rank at other moments.
-They cost as much as they take at most, and so have r_i = s_i - s / 2: half of the common part, since half must be
-explained. Any other reading is spread over time. For those, r_i is the mean of what exceeds the fast ranks' in rounds
-in which rank i is slower than they are. Waiting for data, and work between rounds, are known for each round, and count
-by what they take beyond the fast ranks', per sample and round.
+turns, whose ``lag_i`` is nothing beside ``slow_i``. A quota and garbage collections stop each rank at other moments, so
+r_i = s_i - s / 2: half of the common part, since half must be explained. For any other reading, r_i is the mean of what
+exceeds the fast ranks' in rounds in which rank i is slower than they are. Waiting for data, and work between rounds,
+count by what they take beyond the fast ranks', per sample and round.
 
-**Which cause.** The candidate that explains the most is named, if it explains at least half of ``slow_i``: an effect of
-3 % of its time is not why a rank is 30 % slow. If none does, weaker evidence is looked at, in this order: pages
-read back from disk, memory that has run out, and, in files without the kernel's counters, the CPU driver. Without
-any, a rank that lags behind the fast ranks alike through most of the run is "slower": of parts of the run, most
-have a lag near the middle one, and this explains at least half of ``slow_i``. Any other is "unknown".
+**Which cause.** The candidate that explains the most is named, if it explains at least half of ``slow_i``. If none
+does, weaker evidence is looked at, in this order: pages read back from disk, memory that has run out, and, in files
+without the kernel's counters, the CPU driver. Without any, a rank that lags behind the fast ranks alike through most of
+the run is "slower". Any other is "unknown".
 
-**No alarm** if ``slow_i`` is below `LEAST`: times of equal ranks scatter by some percent on machines that do
-anything else, and one of two equal ranks is always a little slower than the other (benchmarks/results/causes.md has
-clean runs). Scatter alone can take a tenth of the time on a busy machine, so "unknown" needs `LEAST_UNEXPLAINED`. All
-ranks wait for the transfer. It is the cause on each of them, if it takes at least as much of the time, and a larger
-share than any rank is slow by, because a slow rank's part in a transfer is slow, too.
+**No alarm** if ``slow_i`` is below `LEAST`: times of equal ranks scatter by some percent (benchmarks/results/causes.md
+has clean runs), on a busy machine by a tenth, so "unknown" needs `LEAST_UNEXPLAINED`. The transfer is the cause on each
+rank, if it takes at least as much of the time, and a larger share than any rank is slow by, because a slow rank's part
+in a transfer is slow, too.
 
-**A rank that rests** was given no samples in most rounds. Other causes have advice that makes it faster; here it is to
-end the rank.
+**A rank that rests** was given no samples in most rounds.
 
 **Too large a share.** Ranks may hold others up without being slow: they got too much. With a rank's part of all
 work, w_i, and of all speed, v_i, its share is too large if 1 - v_i / w_i is at least `LEAST`. This is the cause if such

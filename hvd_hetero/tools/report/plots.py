@@ -26,33 +26,26 @@ def rounds_figure(runs: Mapping[str, Run], title: str = "", *, warm_up: int = 0)
 
     figure = Figure(figsize=(5.2 * len(runs) + 0.8, 6.0), layout="constrained")
     axes = figure.subplots(2, len(runs), sharex="col", sharey="row", squeeze=False)
-    for column, (name, run) in enumerate(runs.items()):
-        batches, waits = axes[0, column], axes[1, column]
+    later = []  # the first rounds pay for start-up; a scale that shows them would hide the others
+    for (name, run), (batches, waits) in zip(runs.items(), axes.T, strict=True):
         for rank in range(run.workers):
             style = {"color": _COLOURS[rank % len(_COLOURS)], "label": f"rank {rank}", "linewidth": 1.8}
             batches.step(run.round, run.samples[:, rank], where="mid", **style)
             waits.plot(run.round, 1e3 * run.wait_s[:, rank], **style)
-        batches.set_title(f"{name}:  {run.after(warm_up).throughput:.0f} samples/s", fontsize=12)
+        counted = run.after(warm_up)
+        batches.set_title(f"{name}:  {counted.throughput:.0f} samples/s", fontsize=12)
         waits.set_xlabel("round")
-        for axis in (batches, waits):
-            axis.grid(alpha=0.3)
-            axis.spines[["top", "right"]].set_visible(False)
-        waits.text(
-            0.98,
-            0.95,
-            f"waiting share  {_shares(run.after(warm_up))}",
-            transform=waits.transAxes,
-            ha="right",
-            va="top",
-            fontsize=10,
-        )
+        shares = "  ".join(f"rank {rank}: {share:.0%}" for rank, share in enumerate(counted.waiting_share))
+        where = {"x": 0.98, "y": 0.95, "transform": waits.transAxes, "ha": "right", "va": "top"}
+        waits.text(s=f"waiting share  {shares}", fontsize=10, **where)
+        later.append(1e3 * run.wait_s[3:][np.isfinite(run.wait_s[3:])])
+    for axis in axes.flat:
+        axis.grid(alpha=0.3)
+        axis.spines[["top", "right"]].set_visible(False)
     axes[0, 0].set_ylabel("samples per round")
     axes[0, 0].set_ylim(bottom=0)
     axes[1, 0].set_ylabel("waiting, ms per round")
-    # The first rounds pay for start-up; a scale that shows them would hide the others.
-    later = [1e3 * run.wait_s[3:][np.isfinite(run.wait_s[3:])] for run in runs.values()]
-    top = max((float(np.percentile(s, 99)) for s in later if s.size), default=1.0)
-    axes[1, 0].set_ylim(0, 1.3 * top)
+    axes[1, 0].set_ylim(0, 1.3 * max((float(np.percentile(s, 99)) for s in later if s.size), default=1.0))
     axes[0, 0].legend(loc="lower left")
     start = f"the first {warm_up} rounds" if warm_up > 1 else "the first round"
     notes = [f"Samples per second and waiting shares are without the start-up: {start}."]
@@ -61,7 +54,3 @@ def rounds_figure(runs: Mapping[str, Run], title: str = "", *, warm_up: int = 0)
     if title:
         figure.suptitle(title, fontsize=13)
     return figure
-
-
-def _shares(run: Run) -> str:
-    return "  ".join(f"rank {rank}: {share:.0%}" for rank, share in enumerate(run.waiting_share))

@@ -26,6 +26,7 @@ from hvd_hetero.policies.policy import equal_plan
 from hvd_hetero.rounds import FinishedRound, RoundPlan
 from hvd_hetero.tools.simulation.cluster import Machines
 
+_REPEATS = 8  # at most: the count of micro-batches stays after two or three
 _LONGEST_S = 1e60  # arbitrary; beyond what any description or run allows
 
 
@@ -48,7 +49,21 @@ class BestSplit(Policy):
         return plan
 
     def foresee(self, machines: Machines, begin_s: float, factors: NDArray[np.float64], total: int) -> RoundPlan:
-        """Return the split of the round that begins now."""
+        """Return the split of the round that begins now.
+
+        It is the best at the mean of the draws that each share will meet, which is repeated until their number stays.
+        """
+        count = np.ones(machines.count, dtype=np.int64)
+        for _ in range(_REPEATS):
+            draws = machines.per_batch.following(count)
+            mean = np.sum(draws, axis=1, where=np.arange(draws.shape[1]) < count[:, None]) / count
+            plan = self._split(machines, begin_s, factors * mean, total)
+            before, count = count, np.maximum(machines.devices.pieces(plan.shares, plan.cuts).count, 1)
+            if (before == count).all() or not machines.per_batch.any:
+                break
+        return plan
+
+    def _split(self, machines: Machines, begin_s: float, factors: NDArray[np.float64], total: int) -> RoundPlan:
         message_s = np.zeros(machines.count)
         if machines.network.kind == "server":
             message_s = machines.network.message_s(machines.bandwidth(begin_s))

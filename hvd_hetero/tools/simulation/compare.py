@@ -75,29 +75,28 @@ def compare(
     described: Description, progress: Callable[[str, float], None] = lambda label, share: None
 ) -> list[tuple[Outcome, Simulated]]:
     """Simulate every chosen scheme, after BSP and the best split, which the ratios need."""
-    asked = list(described.schemes)
-    labels = {scheme.label for scheme in asked}
+    labels = {scheme.label for scheme in described.schemes}
     references = [SchemeChoice("bsp", BSP), SchemeChoice("best-split", BestSplit, usable=False)]
-    schemes = [reference for reference in references if reference.label not in labels] + asked
-    found: list[tuple[Outcome, Simulated]] = []
-    for scheme in schemes:
-        result = run_scheme(described, scheme, progress)
-        found.append((_outcome(scheme.label, result), result))
-    rates = {outcome.scheme: outcome.samples_per_s for outcome, _ in found}
-    bsp = next(result for outcome, result in found if outcome.scheme == "bsp")
-    usable = {scheme.label: scheme.usable for scheme in schemes}
+    schemes = [*(reference for reference in references if reference.label not in labels), *described.schemes]
+    results = {scheme.label: run_scheme(described, scheme, progress) for scheme in schemes}
+    bsp = results["bsp"]
+    rates = {label: result.rate(settled(result)) for label, result in results.items()}
 
-    def completed(outcome: Outcome, result: Simulated) -> Outcome:
-        rate = outcome.samples_per_s
-        return replace(
-            outcome,
+    def outcome(scheme: SchemeChoice, result: Simulated) -> Outcome:
+        skip, rate = settled(result), rates[scheme.label]
+        return Outcome(
+            scheme.label,
+            rate,
+            result.waiting_share(skip),
+            result.transfer_share(skip),
+            result.round_s(skip),
             times_bsp=rate / rates["bsp"],
             of_best=rate / rates["best-split"],
             error=_scatter(result, bsp),
-            usable=usable[outcome.scheme],
+            usable=scheme.usable,
         )
 
-    return [(completed(outcome, result), result) for outcome, result in found]
+    return [(outcome(scheme, results[scheme.label]), results[scheme.label]) for scheme in schemes]
 
 
 def compare_between(
@@ -119,13 +118,13 @@ def compare_between(
 
 def _ranged(outcomes: Sequence[Outcome], rate_error: float) -> Outcome:
     """Return the first of these, with the range of each figure that differs."""
-    figures = {name: [getattr(outcome, name) for outcome in outcomes] for name in _FIGURES}
-    ranges = {name: (min(values), max(values)) for name, values in figures.items()}
-    slowest, fastest = ranges["samples_per_s"]
-    ranges["samples_per_s"] = slowest / (1 + rate_error), fastest * (1 + rate_error)
-    scales = {name: 1.0 if name in _SHARES else least for name, (least, _) in ranges.items()}
-    between = {name: (least, most) for name, (least, most) in ranges.items() if most - least > _ALIKE * scales[name]}
-    ratios = figures["times_bsp"]
+    between, ratios = {}, [outcome.times_bsp for outcome in outcomes]
+    for name in _FIGURES:
+        figures = [getattr(outcome, name) for outcome in outcomes]
+        luck = 1.0 + rate_error if name == "samples_per_s" else 1.0
+        least, most = min(figures) / luck, max(figures) * luck
+        if most - least > _ALIKE * (1.0 if name in _SHARES else min(figures)):
+            between[name] = least, most
     return replace(outcomes[0], between=between, error=outcomes[0].error + max(abs(r - ratios[0]) for r in ratios))
 
 
@@ -168,13 +167,6 @@ def settled(result: Simulated) -> int:
     """Return the first round that counts."""
     samples = np.cumsum(result.samples)
     return int(np.searchsorted(samples, WARM_UP * samples[-1]))
-
-
-def _outcome(label: str, result: Simulated) -> Outcome:
-    skip = settled(result)
-    return Outcome(
-        label, result.rate(skip), result.waiting_share(skip), result.transfer_share(skip), result.round_s(skip)
-    )
 
 
 def _scatter(result: Simulated, bsp: Simulated) -> float:

@@ -16,7 +16,7 @@ from hvd_hetero.telemetry.files import open_file
 from hvd_hetero.tools.simulation.availability import Availability
 from hvd_hetero.tools.simulation.cluster import Drivers, Worker
 from hvd_hetero.tools.simulation.compute import Compute
-from hvd_hetero.tools.simulation.network import Network
+from hvd_hetero.tools.simulation.network import KINDS, Network
 from hvd_hetero.tools.simulation.settings import (
     LONGEST_S,
     MOST_RATIO,
@@ -69,7 +69,7 @@ _VARIATIONS: dict[str, type[Variation]] = {
 }
 _VARIATION = {"kind": Setting(str, known=_VARIATIONS), "per": PER}
 _NETWORK = {
-    "kind": Setting(str, "ring", known=("ring", "server", "recorded")),
+    "kind": KINDS,
     "latency_ms": MILLISECONDS,
     "message_mb": Setting(float, 0.0, 0, 1e9, "megabytes of gradients"),
     "bandwidth_mbps": Setting(float, math.inf, 1 / MOST_RATIO, of=_MBPS),

@@ -11,8 +11,7 @@ and the round ends at T' = max_i r_i + (allreduce, exchange), or, where the plan
 every other worker finishes the micro-batch that it computes at e (its last but for one that ends at e exactly), and
 T' is the latest of these plus the transfer. If the policy anticipates, a worker that expects the end stops before it,
 and e counts only workers that did all of theirs. Nothing is approximated: between two rounds there is no other event,
-so stepping from round to round is the discrete-event simulation, and each step is a few operations on arrays of n (one
-for every micro-batch, if these vary by themselves or workers anticipate).
+so stepping from round to round is the discrete-event simulation.
 
 **What is production here**: the policy object and the planner; one ``measurement.SpeedMeter`` per worker with its
 predictor and device profile, driven by a simulated clock (``simulation.meters``); ``RoundPlan``, ``RoundTable``,
@@ -30,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +40,7 @@ from hvd_hetero.planner import Planner
 from hvd_hetero.policies import Goodput, Policy
 from hvd_hetero.prediction import Predictor
 from hvd_hetero.rounds import FinishedRound, RoundPlan, RoundTable
+from hvd_hetero.tools.simulation.best import BestSplit
 from hvd_hetero.tools.simulation.cluster import Cluster, Machines
 from hvd_hetero.tools.simulation.compute import Pieces
 from hvd_hetero.tools.simulation.meters import SpeedMeters
@@ -50,13 +50,6 @@ from hvd_hetero.topology.mixing import ALLREDUCE, Mixing, resolve_mixing
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-
-
-class Foresight(Protocol):
-    """A plan made with knowledge of the future: the best possible (``hvd_hetero.tools.simulation.best``)."""
-
-    def foresee(self, machines: Machines, begin_s: float, factors: Floats, total: int) -> RoundPlan:
-        """Return the plan of the round that begins now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +104,6 @@ class RoundSimulation:
         """Rounds agreed so far."""
         return self.planner.rounds
 
-    @property
-    def _foreseen(self) -> bool:
-        return hasattr(self.policy, "foresee")
-
     def run(self, rounds: int, progress: Callable[[], None] = lambda: None) -> Simulated:
         """Run so many more rounds."""
         for _ in range(rounds):
@@ -151,7 +140,12 @@ class RoundSimulation:
             self.learner.update(plan, [s[:u] for s, u in zip(samples, used.tolist(), strict=True)], done)
         if self.data is not None:
             self.data.finish(used.tolist())
-        self._note(finished, used, done, transfer_s, float((last_s - ready_s).mean()))
+        self.result.elapsed_s.append(finished.elapsed_s)
+        self.result.samples.append(int(used.sum()))
+        self.result.transfer_s.append(transfer_s)
+        self.result.idle_s.append(float((last_s - ready_s).mean()))
+        self.result.micro_batches.append(int(done.sum()))
+        self.result.epochs.append(epoch)
         if self.observer is not None:
             self.observer(finished)
         if self.learner is not None and options.evaluate_every and self.rounds % options.evaluate_every == 0:
@@ -163,24 +157,11 @@ class RoundSimulation:
         plan = self.planner.plan()
         if self.data is not None:
             plan = self.data.end.fit(plan, self.data.ahead())
-        if self._foreseen:
-            plan = self._foresee(factors, plan.total)
+        if isinstance(self.policy, BestSplit):
+            plan = self.policy.foresee(self.machines, self.now_s, factors, plan.total)
         if self.data is None:
             return plan, [_NOTHING] * plan.workers
         return self.data.take_round(plan)
-
-    def _foresee(self, factors: Floats, total: int) -> RoundPlan:
-        """Return the best split at the mean of the draws that each share will meet; repeat until their number stays."""
-        machines, policy = self.machines, cast(Foresight, self.policy)
-        count = np.ones(machines.count, dtype=np.int64)
-        for _ in range(_FORESEEN):
-            draws = machines.per_batch.following(count)
-            mean = np.sum(draws, axis=1, where=np.arange(draws.shape[1]) < count[:, None]) / count
-            plan = policy.foresee(machines, self.now_s, factors * mean, total)
-            before, count = count, np.maximum(machines.devices.pieces(plan.shares, plan.cuts).count, 1)
-            if (before == count).all() or not machines.per_batch.any:
-                break
-        return plan
 
     def _compute(
         self, plan: RoundPlan, pieces: Pieces, start_s: Floats, factors: Floats, input_s: Floats
@@ -227,7 +208,7 @@ class RoundSimulation:
             done = np.minimum(within.sum(axis=1) + 1, most)
             finish_s = np.where(done > 0, ends_s[rows, np.maximum(done, 1) - 1], start_s)
         # If luck is foreseen, a worker may get nothing to do for its bad luck, which passes all the same.
-        machines.per_batch.use(np.maximum(done, 1) if self._foreseen else done)
+        machines.per_batch.use(np.maximum(done, 1) if isinstance(self.policy, BestSplit) else done)
         return done, finish_s
 
     def _transfer_s(self, time_s: float) -> float:
@@ -257,16 +238,7 @@ class RoundSimulation:
         for i in np.flatnonzero(largest > fits).tolist():
             size = int(largest[i])
             while size > fits[i]:
-                size = self.meters.failed(i, size)
-
-    def _note(self, finished: FinishedRound, used: Ints, done: Ints, transfer_s: float, idle_s: float) -> None:
-        result = self.result
-        result.elapsed_s.append(finished.elapsed_s)
-        result.samples.append(int(used.sum()))
-        result.transfer_s.append(transfer_s)
-        result.idle_s.append(idle_s)
-        result.micro_batches.append(int(done.sum()))
-        result.epochs.append(finished.epoch)
+                size = self.meters.each[i].failed(size)
 
 
 def mixing_on(cluster: Cluster, policy: Policy, sync: str | Mixing) -> Mixing | None:
@@ -285,5 +257,4 @@ def simulate(cluster: Cluster, policy: Policy, global_batch: int | Goodput, roun
 
 
 _PLACES = {name: i for i, name in enumerate(COLUMNS)}
-_FORESEEN = 8  # times that the best split is computed: the count of micro-batches stays after two or three
 _NOTHING = np.empty(0, dtype=np.int64)

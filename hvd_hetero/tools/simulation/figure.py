@@ -49,39 +49,31 @@ def comparison_figure(found: Sequence[tuple[Outcome, Simulated]], title: str = "
     figure = _figure((12.5, 0.45 * len(found) + 3.0))
     bars, curves = figure.subplots(1, 2, width_ratios=(1.15, 1.0))
     heights = np.arange(len(found))[::-1]
-    colours = [_COLOURS[i % len(_COLOURS)] for i in range(len(found))]
     rates = [o.between.get("samples_per_s", (0.0, o.samples_per_s))[1] for o, _ in found]
-    kinds = [i // len(_COLOURS) % len(_STYLES) for i in range(len(found))]
-    hatches = [_HATCHES[kind] for kind in kinds]
-    bars.barh(heights, rates, color=colours, height=0.65, hatch=hatches, edgecolor="white", linewidth=0)
-    for height, rate, (outcome, _) in zip(heights, rates, found, strict=True):
-        text = f"{outcome.shown('samples_per_s', ',.0f')}   {outcome.shown('times_bsp', '.2f')} times BSP, "
-        text += f"waits {outcome.shown('waiting_share', '.0%')}"
+    widths = np.linspace(_WIDEST, _NARROWEST, len(found)).tolist()
+    for i, (outcome, result) in enumerate(found):
+        colour, kind = _COLOURS[i % len(_COLOURS)], i // len(_COLOURS) % len(_STYLES)
+        bars.barh(heights[i], rates[i], color=colour, height=0.65, hatch=_HATCHES[kind], edgecolor="white", linewidth=0)
         if "samples_per_s" in outcome.between:  # pale: not certain
             least = outcome.between["samples_per_s"][0]
-            bars.barh(height, rate - least, left=least, color="white", alpha=0.6, height=0.65)
-        bars.text(rate, height, "  " + text, va="center", fontsize=9)
-    bars.set_yticks(heights, [outcome.scheme for outcome, _ in found], parse_math=False)  # a label may hold a dollar
-    bars.set_xlim(0, 1.75 * max(rates))
-    bars.set_xlabel("samples per second")
-
-    widths = np.linspace(_WIDEST, _NARROWEST, len(found)).tolist()
-    for colour, kind, width, (outcome, result) in zip(colours, kinds, widths, found, strict=True):
-        style: dict[str, Any] = {"color": colour, "label": outcome.scheme, "linewidth": width}
-        style["linestyle"] = _STYLES[kind]
+            bars.barh(heights[i], rates[i] - least, left=least, color="white", alpha=0.6, height=0.65)
+        text = f"  {outcome.shown('samples_per_s', ',.0f')}   {outcome.shown('times_bsp', '.2f')} times BSP, "
+        text += f"waits {outcome.shown('waiting_share', '.0%')}"
+        bars.text(rates[i], heights[i], text, va="center", fontsize=9)
         end_s = np.cumsum(result.elapsed_s)
         edges = np.linspace(0, end_s[-1], min(_WINDOWS, len(end_s)) + 1)
         done = np.interp(edges, np.concatenate([[0.0], end_s]), np.concatenate([[0], np.cumsum(result.samples)]))
+        style: dict[str, Any] = {"color": colour, "label": outcome.scheme, "linewidth": widths[i]}
+        style["linestyle"] = _STYLES[kind]
         curves.plot(0.5 * (edges[1:] + edges[:-1]), np.diff(done) / np.diff(edges), **style)
-    curves.set_xlabel("simulated seconds")
-    curves.set_ylabel("samples per second")
+    bars.set_yticks(heights, [outcome.scheme for outcome, _ in found], parse_math=False)  # a label may hold a dollar
+    bars.set(xlim=(0, 1.75 * max(rates)), xlabel="samples per second", axisbelow=True)
+    curves.set(xlabel="simulated seconds", ylabel="samples per second")
     curves.set_ylim(bottom=0)
     for name in figure.legend(fontsize=8, loc="outside right upper").get_texts():  # beside the data, never on it
         name.set_parse_math(False)
-    bars.grid(alpha=0.3, axis="x")
-    bars.set_axisbelow(True)
-    curves.grid(alpha=0.3)
-    for axis in (bars, curves):
+    for axis, lines in ((bars, "x"), (curves, "both")):
+        axis.grid(alpha=0.3, axis=lines)
         axis.spines[["top", "right"]].set_visible(False)
     if title:
         figure.suptitle(title, fontsize=12)

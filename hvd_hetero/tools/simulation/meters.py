@@ -25,27 +25,19 @@ class SpeedMeters:
     def __init__(
         self, machines: Machines, policy: Policy, typical_size: float, make: Callable[[], Predictor] | None = None
     ) -> None:
-        self._clock, self._computed = np.zeros(machines.count), np.zeros(machines.count, dtype=np.int64)
-        self.each = [self._meter(rank, machines, policy, typical_size, make) for rank in range(machines.count)]
+        cluster = machines.cluster
+        clock, computed = np.zeros(machines.count), np.zeros(machines.count, dtype=np.int64)
+        self._clock, self._computed = clock, computed
 
-    def _meter(
-        self,
-        rank: int,
-        machines: Machines,
-        policy: Policy,
-        typical_size: float,
-        make: Callable[[], Predictor] | None,
-    ) -> SpeedMeter:
-        clock, cluster = self._clock, machines.cluster
-        readings = DriverMeter(cluster.workers[rank], rank, cluster.seed, clock, self._computed)
-        return SpeedMeter(
-            _predictor(policy) if make is None else make(), lambda: float(clock[rank]), cast(ResourceMeter, readings),
-            typical_size, profile=policy.profile(), weighs_fixed_cost=policy.weighs_fixed_cost,
-        )  # fmt: skip
+        def meter(rank: int) -> SpeedMeter:
+            readings = DriverMeter(cluster.workers[rank], rank, cluster.seed, clock, computed)
+            return SpeedMeter(
+                _predictor(policy) if make is None else make(), lambda: float(clock[rank]),
+                cast(ResourceMeter, readings), typical_size, profile=policy.profile(),
+                weighs_fixed_cost=policy.weighs_fixed_cost,
+            )  # fmt: skip
 
-    def failed(self, rank: int, size: int) -> int:
-        """Note that a micro-batch does not fit into a rank's memory, and return how large its parts may be."""
-        return self.each[rank].failed(size)
+        self.each = [meter(rank) for rank in range(machines.count)]
 
     def round(
         self, start_s: Floats, done_s: Floats, input_s: Floats, samples: Ints, micro_batches: Ints, *, short: bool

@@ -20,14 +20,27 @@ Shapes: n workers.
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hvd_hetero.tools.simulation.settings import LONGEST_S, Setting, check
+
 Floats = NDArray[np.float64]
 Kind = Literal["ring", "server", "recorded"]
+
+KINDS = Setting(str, "ring", known=("ring", "server", "recorded"))
+_BYTES_PER_S = Setting(float, math.inf, sys.float_info.min, of="bytes per second")
+_SETTINGS = {
+    "kind": KINDS,
+    "latency_s": Setting(float, 0.0, 0, LONGEST_S, "seconds"),
+    "message_bytes": Setting(float, 0.0, 0, 1e15, "the bytes of gradients"),
+    "bandwidth": _BYTES_PER_S,
+    "server_bandwidth": _BYTES_PER_S,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +59,7 @@ class Network:
     """Seconds per round of the kind "recorded", over and over."""
 
     def __post_init__(self) -> None:
-        for name in ("latency_s", "message_bytes"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be finite and not negative, got {getattr(self, name)}")
-        for name in ("bandwidth", "server_bandwidth"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive (bytes per second), got {getattr(self, name)}")
-        if self.kind not in ("ring", "server", "recorded"):
-            raise ValueError(f"kind must be 'ring', 'server' or 'recorded', got {self.kind!r}")
+        check(self, _SETTINGS)
         if (self.kind == "recorded") != bool(self.recorded_s):
             raise ValueError(f"recorded_s goes with kind='recorded' and no other, got kind={self.kind!r}")
 

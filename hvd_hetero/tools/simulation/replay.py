@@ -13,10 +13,9 @@ round before; one that rests in all of these rounds keeps the latest of the run.
 the least and with the most β of all ranks: their difference is what the run leaves open. Where samples cost unequally
 much, x_ik is the recorded work: samples, each as many as it costs of a mean one.
 
-What is assumed, and when it fails: time is a line in the samples of a micro-batch; what was slow at round k would have
-been slow at round k of the other scheme too, though that comes at another moment; and the rest of the round,
-transfer_k, does not depend on the scheme. The first rounds (start-up) are left out, and so are short last rounds of
-epochs, except for β, about which they show most.
+What is assumed: time is a line in the samples of a micro-batch; what was slow at round k would have been slow at round
+k of the other scheme too; and the rest of the round, transfer_k, does not depend on the scheme. The first rounds
+(start-up) are left out, and so are short last rounds of epochs, except for β, about which they show most.
 
 **Pairs of rounds that show β** follow each other in one epoch. Both are whole: if the first rank ends a round, the
 pace decides how much the others have done. If a plan changes in the middle of an epoch, the rank's drivers must not
@@ -25,13 +24,12 @@ of every k-th round has no such pairs.
 
 **Drivers.** The line of round k holds what a rank read of its CPU and memory after computing it, that is before round
 k + 1. So before the round made from round k a predictor reads the line of round k - 1, as it did in production: the
-drivers that go with v_ik. They move no speed here, which is v_ik whatever they are. If the recorded scheme did not
-use drivers, production reads them once a second, and the readings are as old; a rank without readings has no drivers.
+drivers that go with v_ik. They move no speed here, which is v_ik whatever they are.
 
 **By how much luck moves the rate** (`rate_error`). Round k took T_k seconds, and E_k were to be expected: of its plan,
 at each rank's median pace. The rounds, in order, make up to ten blocks, with u_j = (sum of T_k) / (sum of E_k) over the
-rounds of block j. A block holds several rounds, so a minute in which the machine was slow counts as one event. Another
-run as long meets luck of its own, so its rate differs from this one's, with 95 % of probability, by the share
+rounds of block j. Another run as long meets luck of its own, so its rate differs from this one's, with 95 % of
+probability, by the share
 
     t_{J-1} √2 s / (ū √J) at most,      s² = sum_j (u_j - ū)² / (J - 1)
 

@@ -6,6 +6,7 @@ import inspect
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from hvd_hetero.policies import (
@@ -25,7 +26,6 @@ from hvd_hetero.topology.mixing import ALLREDUCE, MIXING_NAMES
 _POLICIES: dict[str, type[Policy]] = {
     cls.name: cls for cls in (BSP, LBBSP, StaticAllocation, SelfAdaptive, NonBlocking, LBNonBlocking, ElasticBSP)
 } | {"best-split": BestSplit}
-_OPTION = "--policies"
 _LONGEST_LABEL = 60  # of a line of the table
 
 
@@ -87,14 +87,8 @@ def choose(entry: Any, where: str) -> SchemeChoice:
     read(options, dict.fromkeys(takes, Setting(object, None)), f"{where}.policies, {name}")
     for needed in (p.name for p in takes.values() if p.default is p.empty and p.name not in options):
         written = f'{{ name = "{name}", {needed} = … }}'
-        place, way_out = f"{where}.policies, {name}: it", written
-        if where == _OPTION:
-            place, way_out = f"{where}: {name}", f"{where} '[{written}]'"
-        raise ValueError(f"{place} needs {needed}, and has none; write {way_out}")
-
-    def make() -> Policy:
-        return kind(**options)
-
+        raise ValueError(f"{where}: {name} needs {needed}, and has none; write [{written}]")
+    make = partial(kind, **options)
     try:
         make()
     except (TypeError, ValueError, OverflowError) as error:
