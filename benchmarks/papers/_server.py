@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 
 from hvd_hetero.rounds import RoundPlan
 from hvd_hetero.tools.simulation.cluster import Cluster, Machines
-from hvd_hetero.tools.simulation.results import Simulated
+from hvd_hetero.tools.simulation.engine import Simulated
 from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
 
 Floats = NDArray[np.float64]

@@ -30,9 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
     from hvd_hetero.telemetry.files import named
+    from hvd_hetero.tools.cli.terminal import write_summary
     from hvd_hetero.tools.report.made import make_reports
     from hvd_hetero.tools.report.page import check_page, page
-    from hvd_hetero.tools.report.terminal import write_summary
 
     if args.page is not None and args.no_page:
         raise ValueError("give either --page FILE.html or --no-page, not both")

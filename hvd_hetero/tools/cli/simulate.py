@@ -111,7 +111,7 @@ def _check_question(args: argparse.Namespace) -> None:
 
 
 def _tell_worth(args: argparse.Namespace, described: Description, recorded: Replay | None) -> int:
-    from hvd_hetero.tools.report.terminal import write_worth
+    from hvd_hetero.tools.cli.terminal import write_worth
     from hvd_hetero.tools.simulation.worth import prices_of, worth_of_cluster, worth_of_run
 
     prices = () if args.prices is None else prices_of(args.prices, len(described.cluster.workers))
@@ -137,7 +137,7 @@ def _described(args: argparse.Namespace) -> tuple[Description, Replay | None]:
     from hvd_hetero.tools.simulation.description import ROUNDS, check, read_description, recorded_description
     from hvd_hetero.tools.simulation.schemes import choose, choose_all
     from hvd_hetero.tools.simulation.settings import checked
-    from hvd_hetero.tools.simulation.what_if import Changes
+    from hvd_hetero.tools.simulation.what_if import changed
 
     machines: Replay | None = None
     if args.run_file is not None:
@@ -164,9 +164,11 @@ def _described(args: argparse.Namespace) -> tuple[Description, Replay | None]:
         )
     if args.global_batch is not None:
         described = replace(described, global_batch=args.global_batch, totals=())
-    changes = Changes(args.drop, args.add, args.replace, args.network)
-    between = tuple(changes.of(cluster) for cluster in described.between)
-    described = replace(described, cluster=changes.of(described.cluster), between=between)
+    cluster, *between = (
+        changed(cluster, args.drop, args.add, args.replace, args.network)
+        for cluster in (described.cluster, *described.between)
+    )
+    described = replace(described, cluster=cluster, between=tuple(between))
     check(described, named((args.cluster or args.run_file).name))
     return described, machines
 

@@ -4,9 +4,8 @@ from hvd_hetero.tools.simulation.availability import Availability
 from hvd_hetero.tools.simulation.best import BestSplit
 from hvd_hetero.tools.simulation.cluster import Cluster, Drivers, Worker
 from hvd_hetero.tools.simulation.compute import Compute
-from hvd_hetero.tools.simulation.engine import Options, RoundSimulation, simulate
+from hvd_hetero.tools.simulation.engine import Options, RoundSimulation, Simulated, simulate
 from hvd_hetero.tools.simulation.network import Network
-from hvd_hetero.tools.simulation.results import Simulated
 from hvd_hetero.tools.simulation.variation import Exponential, Jitter, RandomSlowDown, Recorded
 
 __all__ = [

@@ -26,8 +26,7 @@ from hvd_hetero.policies import BSP, Goodput, Policy
 from hvd_hetero.rounds import RoundPlan, RoundTable
 from hvd_hetero.tools.simulation.best import BestSplit
 from hvd_hetero.tools.simulation.description import Description
-from hvd_hetero.tools.simulation.engine import Options, RoundSimulation, mixing_on
-from hvd_hetero.tools.simulation.results import Simulated
+from hvd_hetero.tools.simulation.engine import Options, RoundSimulation, Simulated, mixing_on
 from hvd_hetero.tools.simulation.schemes import SchemeChoice
 from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
 from hvd_hetero.topology.mixing import ALLREDUCE

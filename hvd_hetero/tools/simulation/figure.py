@@ -11,7 +11,7 @@ import numpy as np
 
 from hvd_hetero.telemetry.files import named
 from hvd_hetero.tools.simulation.compare import Outcome
-from hvd_hetero.tools.simulation.results import Simulated
+from hvd_hetero.tools.simulation.engine import Simulated
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

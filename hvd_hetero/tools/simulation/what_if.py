@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from hvd_hetero.tools.simulation.cluster import Cluster, Worker
@@ -24,32 +24,25 @@ from hvd_hetero.tools.simulation.described_machines import read_network, read_wo
 from hvd_hetero.tools.simulation.settings import shown
 
 
-@dataclass(frozen=True, slots=True)
-class Changes:
-    """Changes of a cluster, as text."""
-
-    drop: str | None = None
-    add: Sequence[str] = ()
-    replace: Sequence[str] = ()
-    network: str | None = None
-
-    def of(self, cluster: Cluster) -> Cluster:
-        """Return the changed cluster; an error names the option."""
-        workers = list(cluster.workers)
-        for text in self.replace:
-            which, colon, by = text.partition(":")
-            if not colon:
-                raise ValueError(f'--replace must be "WORKER: OTHER", got {shown(text)}; write --replace "2: 0"')
-            workers[_index(which, cluster, "--replace")] = _worker(by, cluster, "--replace")
-        leave = {_index(each, cluster, "--drop") for each in self.drop.split(",")} if self.drop is not None else set()
-        workers = [worker for i, worker in enumerate(workers) if i not in leave]
-        workers += [_worker(text, cluster, "--add") for text in self.add]
-        if not workers:
-            raise ValueError(f"--drop must leave a worker, got {shown(self.drop)}: that is all of them; drop fewer")
-        changed = replace(cluster, workers=tuple(workers))
-        if self.network is None:
-            return changed
-        return replace(changed, network=read_network(_table(self.network, "--network"), "--network", Path()))
+def changed(
+    cluster: Cluster, drop: str | None, add: Sequence[str], replacing: Sequence[str], network: str | None
+) -> Cluster:
+    """Return the changed cluster; an error names the option."""
+    workers = list(cluster.workers)
+    for text in replacing:
+        which, colon, by = text.partition(":")
+        if not colon:
+            raise ValueError(f'--replace must be "WORKER: OTHER", got {shown(text)}; write --replace "2: 0"')
+        workers[_index(which, cluster, "--replace")] = _worker(by, cluster, "--replace")
+    leave = {_index(each, cluster, "--drop") for each in drop.split(",")} if drop is not None else set()
+    workers = [worker for i, worker in enumerate(workers) if i not in leave]
+    workers += [_worker(text, cluster, "--add") for text in add]
+    if not workers:
+        raise ValueError(f"--drop must leave a worker, got {shown(drop)}: that is all of them; drop fewer")
+    cluster = replace(cluster, workers=tuple(workers))
+    if network is None:
+        return cluster
+    return replace(cluster, network=read_network(_table(network, "--network"), "--network", Path()))
 
 
 def _index(text: str, cluster: Cluster, option: str) -> int:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table as RichTable
+from rich.text import Text
 
 from hvd_hetero.tools.report.made import Report
 from hvd_hetero.tools.report.tables import Table, contents, side_by_side, worth_table
 from hvd_hetero.tools.report.worth_words import worth_sentences
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from hvd_hetero.tools.simulation.worth import Worth
+from hvd_hetero.tools.simulation.worth import Worth
 
 _CAUSES = 4
 _FULL_WIDTH = 110  # a narrower terminal goes without the spare columns, as a phone does
@@ -21,8 +21,6 @@ _FULL_WIDTH = 110  # a narrower terminal goes without the spare columns, as a ph
 
 def write_summary(console: Console, reports: Sequence[Report]) -> None:
     """Print one report, or two and their comparison."""
-    from rich.text import Text
-
     for report in reports:
         _write(console, report)
     if len(reports) == 2:
@@ -33,8 +31,6 @@ def write_summary(console: Console, reports: Sequence[Report]) -> None:
 
 
 def _write(console: Console, report: Report) -> None:
-    from rich.text import Text
-
     shown = contents(report)
     console.print(Text(shown["name"], style="bold"))
     console.print(Text(shown["facts"], style="dim"))
@@ -63,17 +59,11 @@ def _write(console: Console, report: Report) -> None:
 
 def write_worth(console: Console, worth: Worth, prices: Sequence[float] = ()) -> None:
     """Print what each rank is worth."""
-    from rich.text import Text
-
     _table(console, worth_table(worth, prices))
     console.print(Text(" ".join(worth_sentences(worth))))
 
 
 def _table(console: Console, shown: Table | None) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table as RichTable
-    from rich.text import Text
-
     if shown is None:
         return
     kept = [i for i in range(len(shown.headings)) if i not in shown.spare or console.width >= _FULL_WIDTH]
