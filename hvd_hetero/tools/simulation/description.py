@@ -16,7 +16,7 @@ from hvd_hetero.tools.simulation.described_machines import MILLISECONDS, read_ne
 from hvd_hetero.tools.simulation.engine import mixing_on
 from hvd_hetero.tools.simulation.replay import Replay, replay
 from hvd_hetero.tools.simulation.schemes import SchemeChoice, choose
-from hvd_hetero.tools.simulation.settings import MOST_ROUNDS, MOST_SAMPLES, Setting, read, shown
+from hvd_hetero.tools.simulation.settings import MOST_ROUNDS, MOST_SAMPLES, Setting, checked, read, shown
 
 ROUNDS = Setting(int, 300, 1, MOST_ROUNDS, "the rounds to train on")
 _EPOCHS = 10  # if a recording holds no end of an epoch: some schemes re-allocate once an epoch
@@ -84,21 +84,9 @@ def read_description(path: str | Path) -> Description:
 def check(described: Description, where: str) -> None:
     """Raise if the description cannot be simulated; the error names why, and ``where`` it was described."""
     workers = len(described.cluster.workers)
-    if not workers <= described.global_batch <= MAX_ROUND_SAMPLES:
-        raise ValueError(
-            f"{where}.training: global_batch must be at least the number of workers, {workers}, and at most "
-            f"{MAX_ROUND_SAMPLES}, got {described.global_batch}; change it or describe fewer workers"
-        )
-    if described.dataset is not None and not 1 <= described.dataset <= MOST_SAMPLES:
-        raise ValueError(
-            f"{where}.training: dataset must be at least 1 sample and at most {MOST_SAMPLES}, got "
-            f"{described.dataset}; leave it out for data without end"
-        )
-    _check_schemes(described, where)
-
-
-def _check_schemes(described: Description, where: str) -> None:
-    workers = len(described.cluster.workers)
+    of = f"the samples of a round, one at least for each of {workers} workers"
+    samples = Setting(int, least=workers, most=MAX_ROUND_SAMPLES, of=of)
+    checked(f"{where}.training: global_batch", described.global_batch, samples)
     if not described.schemes:
         raise ValueError(f'{where}.policies must name at least one scheme; write policies = ["bsp", "lb-bsp"]')
     labels = [scheme.label for scheme in described.schemes]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import report_runs
 
-from hvd_hetero.policies import BSP, LBBSP
+from hvd_hetero.policies import BSP
 from hvd_hetero.telemetry import Telemetry, read_run
 from hvd_hetero.tools.cli import commands as cli
 from hvd_hetero.tools.simulation import Cluster, Compute, Jitter, Network, Worker, simulate
@@ -98,7 +98,7 @@ FAST, LAST = "samples_per_s = 400", '"elastic-bsp"'
         (FAST, f"{FAST}\nsaturation = 0.5", "saturation must be at least 1 .*got 0.5"),
         ("count = 2", "count = 0", "count must be at least 1"),
         ("count = 2", "count = true", "count must be a whole number, got True"),
-        ("global_batch = 60", "global_batch = 2", "at least the number of workers, 3, .*got 2"),
+        ("global_batch = 60", "global_batch = 2", "at least 3 .*got 2; .* for each of 3 workers"),
         ("global_batch = 60", "", "needs global_batch"),
         (LAST, '"elastic-bps"', "did you mean 'elastic-bsp'"),
         (LAST, '{ name = "lb-bsp", predictr = "ema" }', "did you mean 'predictor'"),
@@ -181,15 +181,6 @@ def test_a_recorded_run_replayed_under_its_own_scheme_takes_as_long(tmp_path):
     machines = replay(read_run(tmp_path / "run.jsonl"))
     again = simulate(machines.cluster, BSP(), 120, machines.rounds)
     assert again.rate() == pytest.approx(machines.measured_rate, rel=1e-5)
-
-
-@pytest.mark.parametrize(("recorded", "other"), [(BSP, LBBSP), (LBBSP, BSP)])
-def test_a_recorded_run_tells_what_the_other_scheme_would_have_done(recorded, other, tmp_path):
-    """Within 3 % of what it really does on those machines."""
-    record(tmp_path / "run.jsonl", recorded(), MACHINES, rounds=200)
-    machines = replay(read_run(tmp_path / "run.jsonl"))
-    told = simulate(machines.cluster, other(), 120, machines.rounds).rate(10)
-    assert told == pytest.approx(record(tmp_path / "other.jsonl", other(), MACHINES, rounds=200), rel=0.03)
 
 
 def test_the_command_replays_a_run(tmp_path, capsys):

@@ -101,7 +101,7 @@ def test_machines_of_a_recorded_run_change_alike(recorded, capsys):
         (["--replace", "9: 0"], "--replace must name a worker"),
         (["--network", "bandwidth_mbps = -1000"], "--network: bandwidth_mbps must be at least .*got -1000"),
         (["--network", "bandwith_mbps = 1000"], "--network has no setting 'bandwith_mbps' .did you mean"),
-        (["--global-batch", "1"], "global_batch must be at least the number of workers"),
+        (["--global-batch", "1"], "global_batch must be at least 3 and at most"),
     ],
 )
 def test_a_change_that_cannot_be_is_told_by_its_option(options, said, described, capsys):
