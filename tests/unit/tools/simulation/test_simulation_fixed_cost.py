@@ -8,13 +8,14 @@ import math
 
 import numpy as np
 import pytest
-from report_runs import record
+from report_runs import record, run_of
 
 from hvd_hetero.policies import BSP, LBBSP, LBNonBlocking, NonBlocking, SelfAdaptive
-from hvd_hetero.telemetry import read_run
+from hvd_hetero.telemetry import Run, read_run
 from hvd_hetero.tools.cli import commands as cli
 from hvd_hetero.tools.report.alternatives import alternatives
 from hvd_hetero.tools.simulation import Cluster, Compute, Jitter, Worker
+from hvd_hetero.tools.simulation.description import recorded_description
 from hvd_hetero.tools.simulation.micro_batch_cost import Fixed, fixed_samples
 from hvd_hetero.tools.simulation.replay import WARM_UP_ROUNDS, rate_error, replay
 from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
@@ -153,62 +154,66 @@ def test_a_run_with_short_rounds_yields_figures(tmp_path, capsys):
     assert "Ranges" not in capsys.readouterr().out
 
 
-def test_a_policy_that_foresees_the_pace_does_not_pass_for_a_fixed_cost(tmp_path):
-    """Its plans change the batch just as the pace changes, so that times stay; the drivers give that away."""
-    lines, dice = [], np.random.default_rng(0)
-    for k in range(120):
-        share = (1.0, 0.4)[k // 3 % 2]
-        mine = int(60 * share)
-        after = (1.0, 0.4)[(k + 1) // 3 % 2]
-        seconds = [0.01 * mine / share * math.exp(dice.normal(0, 0.005)), 0.01 * (96 - mine)]
-        lines.append(_line(k, [mine, 96 - mine], seconds, cpu=[after, 1.0]))
-    found = replay(read_run(_written(tmp_path, lines)))
-    assert found.fixed_s[0][1] == 0.0
+def two_ranks(samples, seconds, **columns) -> Run:
+    """Rounds of so many samples and seconds of each rank."""
+    samples, seconds = np.asarray(samples), np.asarray(seconds)
+    known = {"wait_s": 0.0, "cpu": 1.0, "memory": 1.0} | columns
+    return run_of(samples, seconds, seconds.max(axis=1), start=0, **known).replace(global_batch=64)
 
 
-@pytest.mark.parametrize("wrong", [{"compute_s": [None, None]}, {"micro_batches": [0, 0]}, {"samples": [0, 0]}])
-def test_rounds_without_figures_move_nothing(wrong, tmp_path):
-    """Whatever a line lacks, the fixed cost of the others is found: 10 ms."""
-    lines = []
-    for k in range(90):
-        x = 12 if k % 9 == 8 else 32
-        lines.append(_line(k, [x, x], [0.002 * x + 0.01, 0.004 * x + 0.01], epoch=k // 9))
-    lines[20] |= wrong
-    found = replay(read_run(_written(tmp_path, lines)))
-    for least, likely, most in found.fixed_s:
+SHORT = np.where(np.arange(90) % 9 == 8, 12, 32)[:, None] * [1, 1]  # each ninth round ends an epoch
+SLOPES_S, EPOCHS = np.array([0.002, 0.004]), np.arange(90) // 9
+
+
+def ten_milliseconds(run: Run) -> None:
+    for least, likely, most in replay(run).fixed_s:
         assert likely == pytest.approx(0.010, rel=0.02)
         assert 0.009 < least <= 0.010 <= most < 0.011
 
 
-def test_one_round_after_the_start_is_refused(tmp_path):
-    lines = [_line(k, [32, 32], [0.1, 0.2]) for k in range(WARM_UP_ROUNDS + 1)]
+def test_a_policy_that_foresees_the_pace_does_not_pass_for_a_fixed_cost():
+    """Its plans change the batch just as the pace changes, so that times stay; the drivers give that away."""
+    share = np.where(np.arange(121) // 3 % 2 == 0, 1.0, 0.4)
+    mine = (60 * share[:-1]).astype(int)
+    samples = np.stack([mine, 96 - mine], axis=1)
+    seconds = 0.01 * samples
+    seconds[:, 0] *= np.exp(np.random.default_rng(0).normal(0, 0.005, 120)) / share[:-1]
+    found = replay(two_ranks(samples, seconds, cpu=np.stack([share[1:], np.ones(120)], axis=1)))
+    assert found.fixed_s[0][1] == 0.0
+
+
+@pytest.mark.parametrize(("column", "figure"), [("compute_s", np.nan), ("micro_batches", 0), ("samples", 0)])
+def test_rounds_without_figures_move_nothing(column, figure):
+    """Whatever a line lacks, the fixed cost of the others is found."""
+    run = two_ranks(SHORT, SHORT * SLOPES_S + 0.010, epoch=EPOCHS)
+    run.columns[column][20] = figure
+    ten_milliseconds(run)
+
+
+def test_what_a_rank_paid_once_is_no_cost_of_a_micro_batch():
+    """5 ms of each round are the update, as the rank reports; 10 are the micro-batch's."""
+    ten_milliseconds(two_ranks(SHORT, SHORT * SLOPES_S + 0.015, epoch=EPOCHS, once_s=0.005))
+
+
+def test_one_round_after_the_start_is_refused():
     with pytest.raises(ValueError, match="record a longer one"):
-        replay(read_run(_written(tmp_path, lines)))
+        replay(two_ranks([[32, 32]] * (WARM_UP_ROUNDS + 1), [[0.1, 0.2]] * (WARM_UP_ROUNDS + 1)))
 
 
-def _line(k, samples, seconds, *, cpu=(1.0, 1.0), epoch=0) -> dict:
-    none = [0.0] * len(samples)
-    return {
-        "round": k,
-        "epoch": epoch,
-        "elapsed_s": max(seconds),
-        "plan": samples,
-        "samples": samples,
-        "micro_batches": [1] * len(samples),
-        "compute_s": list(seconds),
-        "input_s": none,
-        "samples_per_s": none,
-        "cpu": list(cpu),
-        "memory": [1.0] * len(samples),
-        "wait_s": none,
-    }
+def test_a_run_of_long_rounds_is_simulated_for_as_many_samples():
+    """ElasticBSP's twelve rounds hold five global batches each; a simulation of twelve batches is over too soon."""
+    run = two_ranks([[160, 160]] * 12, [[0.32, 0.32]] * 12).replace(policy="elastic-bsp")
+    described, machines = recorded_description(run, [])
+    assert (machines.rounds, described.rounds) == (7, 35)
 
 
-def _written(folder, lines):
-    head = {"schema": "hvd-hetero/telemetry", "version": 1, "policy": "bsp", "workers": 2, "global_batch": 64}
-    path = folder / "run.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in [head, *lines]))
-    return path
+@pytest.mark.parametrize("every", [1, 5])
+def test_rounds_in_which_a_rank_had_no_samples_say_nothing_of_its_cost(every):
+    """All of its rounds are alike, so its cost is not known: up to 99 times its 32 samples, as of one never idle."""
+    works = np.arange(60)[:, None] % every == 0
+    run = two_ranks(np.where(works, [64, 32], [96, 0]), np.where(works, [0.1, 0.2], [0.15, 0.0]))
+    least, _, most = replay(run).fixed_s[1]
+    assert (least, most) == (0.0, pytest.approx(0.99 * 0.2))
 
 
 def test_a_round_that_costs_is_no_micro_batch_that_costs():
@@ -219,28 +224,6 @@ def test_a_round_that_costs_is_no_micro_batch_that_costs():
     assert found.least.micro_batch <= 3.0 <= found.most.micro_batch
     assert found.likely.micro_batch == pytest.approx(3.0, rel=0.1)
     assert found.likely.round == pytest.approx(2.0, rel=0.3)
-
-
-def test_what_a_rank_paid_once_is_no_cost_of_a_micro_batch(tmp_path):
-    """5 ms of each round are the update, as the rank reports; 10 are the micro-batch's."""
-    lines = []
-    for k in range(90):
-        x = 12 if k % 9 == 8 else 32
-        seconds = [0.002 * x + 0.015, 0.004 * x + 0.015]
-        lines.append(_line(k, [x, x], seconds, epoch=k // 9) | {"once_s": [0.005, 0.005]})
-    found = replay(read_run(_written(tmp_path, lines)))
-    for least, likely, most in found.fixed_s:
-        assert likely == pytest.approx(0.010, rel=0.02)
-        assert 0.009 < least <= 0.010 <= most < 0.011
-
-
-def test_a_run_of_long_rounds_is_simulated_for_as_many_samples(tmp_path, capsys):
-    """ElasticBSP's twelve rounds hold five global batches each; a simulation of twelve batches is over too soon."""
-    run = _written(tmp_path, [_line(k, [160, 160], [0.32, 0.32]) for k in range(12)])
-    run.write_text(run.read_text().replace('"policy": "bsp"', '"policy": "elastic-bsp"', 1))
-    found = replay(read_run(run))
-    assert found.rounds == 7
-    assert simulated(run, capsys)["rounds"] == 35
 
 
 def test_a_strange_short_round_is_no_cost_of_a_round_that_the_rank_did_not_see():
@@ -276,15 +259,6 @@ def test_three_noisy_pairs_hold_the_truth_as_often_as_many(beta):
         found = fixed_samples(samples, counts, seconds, np.isin(np.arange(9), (0, 2, 4)))
         held += found.least.micro_batch <= beta <= found.most.micro_batch
     assert held >= 95
-
-
-@pytest.mark.parametrize("every", [1, 5])
-def test_rounds_in_which_a_rank_had_no_samples_say_nothing_of_its_cost(tmp_path, every):
-    """All of its rounds are alike, so its cost is not known: up to 99 times its 32 samples, as of one never idle."""
-    lines = [_line(k, *(([64, 32], [0.1, 0.2]) if k % every == 0 else ([96, 0], [0.15, 0.0]))) for k in range(60)]
-    found = replay(read_run(_written(tmp_path, lines)))
-    least, _, most = found.fixed_s[1]
-    assert (least, most) == (0.0, pytest.approx(0.99 * 0.2))
 
 
 # Ranks that wait for their data.
