@@ -30,9 +30,7 @@ from hvd_hetero.tools.simulation.settings import MOST_SPEED
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
-LONGEST_ROUND_S = 1e9
-"""Thirty years."""
-
+LONGEST_ROUND_S = 1e9  # thirty years
 _LONGER = 2.0  # than the rounds took: then a figure is not believed (arbitrary: ranks' clocks differ by less)
 
 

@@ -9,9 +9,7 @@ most samples at T*. It minimises the round's computing over all splits, and incl
 changes of pace in the middle of the round: no policy that ends a round when all are done can be sooner. With a server
 the same holds but for the queue at the server. If every batch varies by itself (``per="batch"``), f_i is the mean of
 the draws that a share will meet, and the split is the best one with one micro-batch a worker; accumulation over many
-averages the draws, and may be sooner there.
-
-It sees the future, so it is no policy of production; the rest of the simulation treats it as one.
+averages the draws, and may be sooner there. It sees the future, so it is no policy of production.
 """
 
 from __future__ import annotations

@@ -42,10 +42,7 @@ class SpeedMeters:
     def round(
         self, start_s: Floats, done_s: Floats, input_s: Floats, samples: Ints, micro_batches: Ints, *, short: bool
     ) -> dict[str, Floats]:
-        """Let each rank learn that it has computed from ``start_s`` to ``done_s``, and return what all report.
-
-        These are the steps of ``Balancer.report``, for each rank in turn.
-        """
+        """Let each rank learn of computing from ``start_s`` to ``done_s``, as ``Balancer`` does; return all rows."""
         rows = []
         for rank, meter in enumerate(self.each):
             self._clock[rank] = start_s[rank]

@@ -42,6 +42,7 @@ from hvd_hetero.policies.affine_shares import AffineCosts
 from hvd_hetero.policies.policy import equal_plan
 from hvd_hetero.tools.simulation.cluster import Cluster, Machines
 from hvd_hetero.tools.simulation.compare import run_scheme, settled
+from hvd_hetero.tools.simulation.compute import Devices
 from hvd_hetero.tools.simulation.description import Description
 from hvd_hetero.tools.simulation.replay import Replay, rate_error
 from hvd_hetero.tools.simulation.schemes import choose
@@ -106,13 +107,19 @@ def worth_of_run(machines: Replay, global_batch: int | None = None) -> Worth:
     if global_batch is not None:
         machines, batch = replace(machines, totals=(global_batch,) * machines.rounds), global_batch
     variants = [machines.cluster, *(other for other in machines.extremes if other != machines.cluster)]
+    draws = [Machines(cluster).per_round for cluster in variants]
+    factors = [np.array([each.round(k).copy() for k in range(machines.rounds)]) for each in draws]
     luck, slack = 1.0 + machines.rate_error, 1.0 + LBBSP().tolerance
     transfer_s, rest_s = _transfer_s(machines)
 
     @cache
     def rates(stay: tuple[int, ...]) -> Floats:
         transfers_s = _transfers_s(transfer_s, len(stay), workers)
-        round_s = np.array([[_computing_s(machines, each, stay)] for each in variants]) + rest_s + transfers_s
+        round_s = (
+            np.array([[_computing_s(machines, *each, stay)] for each in zip(variants, factors, strict=True)])
+            + rest_s
+            + transfers_s
+        )
         return batch / round_s * [1.0 / (luck * (slack if len(stay) > 1 else 1.0)), 1.0, luck]
 
     found = _worth(machines.cluster, batch, rates, slack)
@@ -184,19 +191,17 @@ def _transfers_s(all_s: float, count: int, workers: int) -> list[float]:
     return [all_s, workers * (count - 1) / (count * (workers - 1)) * all_s, 0.0]
 
 
-def _computing_s(machines: Replay, cluster: Cluster, stay: Sequence[int]) -> float:
+def _computing_s(machines: Replay, cluster: Cluster, factors: Floats, stay: Sequence[int]) -> float:
     """Return the mean seconds of a round until the last of these workers is done; those that rested may do nothing."""
     run, totals = machines.run, machines.totals
     rests = np.median(run.plan[list(machines.kept)], axis=0) == 0
     awake = [i for i in stay if not rests[i]]
-    sooner_s = _computing_s(machines, cluster, awake) if 0 < len(awake) < len(stay) else math.inf
-    simulated = Machines(replace(cluster, workers=tuple(cluster.workers[i] for i in stay)))
-    devices, limits = simulated.devices, run.limit[-1, list(stay)].astype(np.float64)
-    factors = np.array([simulated.per_round.round(k).copy() for k in range(len(totals))])
+    sooner_s = _computing_s(machines, cluster, factors, awake) if 0 < len(awake) < len(stay) else math.inf
+    devices, limits = Devices([cluster.workers[i].compute for i in stay]), run.limit[-1, list(stay)].astype(np.float64)
     beta, total_s = devices.intercept_s / devices.slope_s, 0.0
     parts = np.array_split(np.arange(len(totals)), math.ceil(len(totals) / _BLOCK))
     begins = np.unique([*(part[0] for part in parts), *(np.flatnonzero(np.diff(totals)) + 1)])
-    for begin, block in zip(begins, np.split(factors, begins[1:]), strict=True):
+    for begin, block in zip(begins, np.split(factors[:, stay], begins[1:]), strict=True):
         equal = equal_plan(len(stay), totals[begin])
         speeds = 1.0 / (np.median(block, axis=0) * devices.slope_s * (1.0 + beta / equal.typical_size))
         costs = AffineCosts(speeds, beta, equal.typical_size, 1, 1)
