@@ -212,7 +212,7 @@ def main() -> None:
         counted = options.cycles * TURN
         report({
             "seconds": seconds, "busy_s": {name: each[-counted:] for name, each in busy_s.items()},
-            "slowness": slowness.describe(), "learnt": list(job.balances["cost_of"]._session.balancer.rule()),
+            "slowness": slowness.describe(), "learnt": list(job.balances["cost_of"]._session.balancer.planner.rule()),
         })  # fmt: skip
     dist.destroy_process_group()
 

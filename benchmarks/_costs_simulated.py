@@ -77,9 +77,9 @@ class Job:
         for balancer in self.balancers:
             order = SharedPermutation(len(lengths))
             if by_cost:
-                fit = balancer.learn_costs()
+                fit = balancer.meter.learns_costs()
                 order.costs = SampleCosts.of(lengths, balancer.policy, fit, len(lengths), None, shared=True)
-            self._cutters.append(Cutter(order, balancer))
+            self._cutters.append(Cutter(order, balancer.planner, balancer.rank))
             self._cutters[-1].begin()
 
     def round(self) -> Floats:
@@ -95,7 +95,7 @@ class Job:
         self._now[:] = self._now.max() + TRANSFER_S
         for balancer, cutter in zip(self.balancers, self._cutters, strict=True):
             balancer.agree(rows)
-            balancer.applied(UPDATE_S)
+            balancer.meter.applied(UPDATE_S)
             cutter.finish(balancer.finished.table)
         self._now += UPDATE_S
         return busy

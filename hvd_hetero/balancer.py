@@ -40,17 +40,16 @@ import numpy.typing as npt
 
 from hvd_hetero.checks import require_version
 from hvd_hetero.communication.wire import Signals
-from hvd_hetero.consistency import Agreement, WaysOut, require_finite
+from hvd_hetero.consistency import Agreement, require_finite
 from hvd_hetero.errors import HeteroError, RoundStateError
 from hvd_hetero.measurement.hindrances import HindranceMeter
 from hvd_hetero.measurement.readings import ResourceMeter
 from hvd_hetero.measurement.speed_meter import SpeedMeter
 from hvd_hetero.planner import Planner
 from hvd_hetero.policies.policy import Policy
-from hvd_hetero.rounds import LENGTHS, CostRule, FinishedRound, MicroBatch, RoundPlan, RoundReport, RoundTable
+from hvd_hetero.rounds import LENGTHS, FinishedRound, MicroBatch, RoundPlan, RoundReport, RoundTable
 
 if TYPE_CHECKING:
-    from hvd_hetero.measurement.cost_meter import CostMeter
     from hvd_hetero.policies.goodput import Goodput
 
 logger = logging.getLogger(__name__)
@@ -69,6 +68,35 @@ class _State(enum.Enum):
     SYNCHRONISING = "synchronising"
 
 
+class GradientWeight:
+    """The factors by which one rank's gradients count, as the module's docstring has them."""
+
+    def __init__(self) -> None:
+        self.factor = 0.0
+        """The factor of the accumulated gradient, before it is summed over the ranks."""
+        self.rescale = 1.0
+        """The factor for the gradient accumulated so far, before this micro-batch adds to it."""
+        self.of_sample = 1.0
+        """What a sample counts, by the last table."""
+        self._units = self._before = 0.0  # what the accumulator counts in, with this micro-batch and without
+
+    def planned(self, work: MicroBatch) -> float:
+        """Return what the round counts if it is done as planned; ``agree`` corrects it."""
+        return work.plan.total * self.of_sample
+
+    def begin(self, work: MicroBatch, *, first: bool) -> None:
+        """Add the gradient of another micro-batch; ``first``: there is none in this round yet."""
+        self._before = 0.0 if first else self._units
+        self.weigh(work)
+
+    def weigh(self, work: MicroBatch) -> None:
+        """Let this micro-batch count what it says."""
+        weight, before = work.counts, self._before
+        self.rescale = before / weight if before and weight else 1.0
+        self._units = weight or before  # nothing is added for a weight of 0, so the accumulator keeps its units
+        self.factor = self._units / self.planned(work)
+
+
 class Balancer:
     """The rounds of one rank. ``clock`` gives monotonic seconds; ``observer`` is called with every finished round."""
 
@@ -84,87 +112,52 @@ class Balancer:
         hindrances: HindranceMeter | None = None,
         observer: Callable[[FinishedRound], None] | None = None,
     ) -> None:
-        self._planner = Planner(policy, workers, global_batch, logs=rank == 0)
-        self.policy = policy = self._planner.policy
+        self.planner = Planner(policy, workers, global_batch, logs=rank == 0)
         self.rank = rank
-        self.workers = workers
-        self.global_batch = self._planner.global_batch
         self.signals: Signals | None = None
         """The channel that ends rounds early, for policies whose rounds end when the first rank is done."""
         self.observer = observer
         self.next_round_over: Callable[[], None] | None = None
         """A function to call once, when the next round is agreed."""
-        self.ways_out = WaysOut()
-        """What errors advise users of this framework to do."""
-        self.allow_nan = False
         self.agreement = Agreement()
-        self.kernels = 0.0
-        """A checksum of what computes the updates (``hvd_hetero.witness.kernels``)."""
         self.finished: FinishedRound | None = None
         """The latest round that all ranks have agreed on."""
         self.meter = SpeedMeter(
-            policy.predictor(), clock, readings, self._planner.typical_size, hindrances,
-            profile=policy.profile(), weighs_fixed_cost=self._planner.fixed_costs is not None,
+            self.policy.predictor(), clock, readings, self.planner.typical_size, hindrances,
+            profile=self.policy.profile(), weighs_fixed_cost=self.planner.fixed_costs is not None,
         )  # fmt: skip
+        self.gradient = GradientWeight()
         self._clock = clock
         self._state = _State.AGREED
         self._work = MicroBatch(self.plan(), 0)
-        self._units = self._units_before = 0.0
-        """The weight of the latest micro-batch that had one, in units of which the gradient is gathered."""
-        self._weight_of_sample = 1.0
-        self.weight = 0.0
-        """The factor of the accumulated gradient, before it is summed over the ranks."""
-        self.rate_factor = 1.0
-        """The factor of the learning rate in the update of the round that was agreed."""
-        self._expected_s = self._transfer_s = float("nan")
+        self._wait_s = (math.nan, math.nan)
+        """Of the last round: this rank's wait, and the transfer in it."""
         self._agreed_at = clock()
         self._heard: RoundTable | None = None
         self._reset_round()
 
     @property
+    def policy(self) -> Policy:
+        """The policy of this training."""
+        return self.planner.policy
+
+    @property
+    def workers(self) -> int:
+        """How many ranks there are."""
+        return self.planner.workers
+
+    @property
     def rounds(self) -> int:
         """Rounds agreed so far."""
-        return self._planner.rounds
-
-    @property
-    def goodput(self) -> Goodput | None:
-        """What adapts the global batch; None: it stays."""
-        return self._planner.goodput
-
-    @property
-    def progress(self) -> float:
-        """Updates, each as many as it is worth of one with the first global batch."""
-        return float(self.rounds) if self.goodput is None else self.goodput.progress
-
-    @property
-    def keeps_total(self) -> bool:
-        """True if all rounds have as many samples, but for the last of an epoch."""
-        return self.policy.keeps_total and self.goodput is None
-
-    def note_epoch(self, samples: int | None) -> None:
-        """Note how many samples the present epoch has, the same on every rank; None: not known."""
-        self._planner.epoch_samples = math.inf if samples is None else samples
-
-    @property
-    def lead(self) -> int:
-        """How many rounds ahead plans are fixed."""
-        return self._planner.lead
-
-    def rule(self, ahead: int = 0) -> CostRule:
-        """Return what samples cost in the round that many rounds after the present one."""
-        return self._planner.rule(ahead)
-
-    def learn_costs(self) -> CostMeter:
-        """Learn from now on what samples cost by their lengths, and return what learns it."""
-        return self.meter.learns_costs()
+        return self.planner.rounds
 
     def set_lead(self, rounds: int) -> None:
         """Fix plans this many rounds ahead. Before the first round only, and the same on every rank."""
-        self._planner.set_lead(rounds, begun=self.in_round)
+        self.planner.set_lead(rounds, begun=self.in_round)
 
     def plan(self, ahead: int = 0) -> RoundPlan:
         """Return the plan of the round ``ahead`` rounds after the present one (or the next, between rounds)."""
-        return self._planner.plan(ahead)
+        return self.planner.plan(ahead)
 
     # What the rank does.
 
@@ -201,7 +194,7 @@ class Balancer:
     @property
     def accumulating(self) -> bool:
         """True while the gradient of an earlier micro-batch of this round waits to be added to."""
-        return self.micro_batches_so_far > 0 and self._state in (_State.PAUSED, _State.COMPUTING)
+        return self.meter.round.micro_batches > 0 and self._state in (_State.PAUSED, _State.COMPUTING)
 
     @property
     def closing(self) -> bool:
@@ -209,49 +202,29 @@ class Balancer:
         return self._state is _State.SYNCHRONISING or (self._state is _State.COMPUTING and self._work.last)
 
     @property
-    def micro_batches_so_far(self) -> int:
-        """Micro-batches that this rank has done in this round."""
-        return self.meter.round.micro_batches
-
-    @property
     def samples_so_far(self) -> int:
         """Samples of this rank in this round, including the current micro-batch."""
         return self.meter.round.samples + self._work.samples
 
-    @property
-    def rescale(self) -> float:
-        """The factor for the gradient accumulated so far, before this micro-batch adds to it."""
-        return self._rescale
-
-    @property
-    def planned_weight(self) -> float:
-        """What the round counts if it is done as planned; ``agree`` corrects it."""
-        return self._work.plan.total * self._weight_of_sample
-
     def expect_next(self) -> None:
         """Raise if the current micro-batch is not finished, so that no other can begin."""
         if self._state in (_State.COMPUTING, _State.SYNCHRONISING):
-            raise RoundStateError(f"the next batch was asked for before the last one was used. {self.ways_out.unused}")
+            raise RoundStateError(
+                f"the next batch was asked for before the last one was used. {self.agreement.ways_out.unused}"
+            )
 
     def begin(self, work: MicroBatch, input_s: float = 0.0) -> None:
         """Start computing a micro-batch, after ``input_s`` seconds of waiting for it."""
         self.expect_next()
-        self._units_before = self._units if self.micro_batches_so_far else 0.0
         self._work = work
-        self._take_weight()
+        self.gradient.begin(work, first=not self.meter.round.micro_batches)
         self._state = _State.COMPUTING
         self.meter.begin(input_s)
 
     def weigh(self, weight: float) -> None:
         """Let the gradient of the current micro-batch count so much: where that is known only in its course."""
         self._work = replace(self._work, weight=weight)
-        self._take_weight()
-
-    def _take_weight(self) -> None:
-        weight, before = self._work.counts, self._units_before
-        self._rescale = before / weight if before and weight else 1.0
-        self._units = weight or before  # nothing is added for a weight of 0, so the accumulator keeps its units
-        self.weight = self._units / self.planned_weight
+        self.gradient.weigh(self._work)
 
     def pause(self) -> None:
         """End a micro-batch that is not the last of its round."""
@@ -266,17 +239,17 @@ class Balancer:
         if self.signals is None:
             return False
         self.meter.catch_up()
-        if not self.signals.raised(self.rounds):
+        foreseen = not self.signals.raised(self.rounds)
+        if foreseen:
             # Queued work runs behind the clock, so the clock does not show how far it is.
-            end, meter = self._planner.anticipation, self.meter
+            end, meter = self.planner.anticipation, self.meter
             if end is None or meter.queued:
                 return False
-            if not end.ends_before(meter.busy_s, meter.round.once_s, self.micro_batches_so_far + 1):
+            if not end.ends_before(meter.busy_s, meter.round.once_s, meter.round.micro_batches + 1):
                 return False
-            self._finishes = False
         if self.policy.weighs_twice:
-            self.weight *= self.samples_so_far / self._work.plan.samples[self.rank]
-        self._work = replace(self._work, last=True)
+            self.gradient.factor *= self.samples_so_far / self._work.plan.samples[self.rank]
+        self._work = replace(self._work, last=True, foreseen=foreseen)
         return True
 
     def out_of_memory(self, *, cramped: bool = False, again: bool = False) -> int:
@@ -290,7 +263,7 @@ class Balancer:
         size = self._work.samples
         if size < 2:
             raise HeteroError(
-                f"round {self.rounds}: rank {self.rank} has no memory for one sample; {self.ways_out.memory}"
+                f"round {self.rounds}: rank {self.rank} has no memory for one sample; {self.agreement.ways_out.memory}"
             )
         each = self.meter.work_of(self._work) / size or 1.0
         if again:
@@ -321,20 +294,20 @@ class Balancer:
         work = self._work
         self.meter.done(work.samples, work.counts, work.figures)
         self._state = _State.SYNCHRONISING
-        if work.plan.ends == "first" and self.signals is not None and self._finishes:
+        if work.plan.ends == "first" and self.signals is not None and not work.foreseen:
             self.meter.catch_up()  # a rank that has only queued its work is not done
             self.signals.raise_signal(self.rounds)  # raising it again changes nothing
         # Fewer than planned, in a round that no rank ends early: the data of this rank have ended.
         fewer = (
             work.plan.ends == "all" and work.figures is None and self.meter.round.samples < work.plan.samples[self.rank]
         )
-        self.meter.learn(short=fewer or self._planner.is_short(work.plan))
+        self.meter.learn(short=fewer or self.planner.is_short(work.plan))
         return RoundReport(
             fingerprint=work.plan.fingerprint(work.data ^ trained),
             settings=settings,
             witness=witness,
             bits=bits,
-            kernels=self.kernels,
+            kernels=self.agreement.kernels,
             broken=broken,
             contents=work.contents,
             ended=float(ended),
@@ -352,13 +325,13 @@ class Balancer:
         """
         self._expect(_State.SYNCHRONISING)
         self.meter.rest()
-        return self._expected_s, self._transfer_s
+        return self._wait_s
 
     def hear(self, summed: list[float] | npt.NDArray[Any]) -> None:
         """Take the table, which has arrived: raise, on every rank alike, if any of them has gone its own way."""
         self._expect(_State.SYNCHRONISING)
         self._heard = RoundTable(summed, self.workers)
-        self.agreement.require(self.rounds, self._heard, self.ways_out)
+        self.agreement.require(self.rounds, self._heard)
 
     def agree(self, summed: list[float] | npt.NDArray[Any] | None = None) -> float:
         """Decide the next plan, and return the factor for the summed gradient.
@@ -371,32 +344,25 @@ class Balancer:
             self.hear(summed)
         assert self._heard is not None, "hear() comes first"
         table, self._heard = self._heard, None
-        self._expected_s = now - self.meter.done_at
         # If layers exchanged, too, the table has one time for all transfers; the last one's own is not known.
-        self._transfer_s = float("nan") if self.meter.was_held_up else table.transfer_s
+        self._wait_s = now - self.meter.done_at, math.nan if self.meter.was_held_up else table.transfer_s
         finished = FinishedRound(self.rounds, self._work.epoch, self._work.plan, table, now - self._agreed_at)
-        self._planner.learn(finished)
-        self.advance(table.total)
-        self._finishes = True
+        self.planner.learn(finished)
+        self.planner.advance(table.total)
         self._tell(finished)
         self._agreed_at = now
-        planned, weights = self.planned_weight, table.column("weight")
+        planned, weights = self.gradient.planned(self._work), table.column("weight")
         used = float(weights.sum())
         self.meter.end_round(now)
         self._know_fixed_cost()
         self._state = _State.AGREED
-        self._rescale = 1.0
+        self.gradient.rescale = 1.0
         weighed = bool((weights != table.column("samples")).any())  # of any rank: all must go on alike
         if not used and (weighed or self._work.weight is not None):
             raise ValueError(WEIGHS_NOTHING.format(finished.round))
         if weighed:
-            self._weight_of_sample = used / finished.plan.total
+            self.gradient.of_sample = used / finished.plan.total
         return planned / used if used and not self.policy.weighs_twice else 1.0
-
-    def advance(self, samples: int) -> None:
-        """Count the progress of an update with so many samples, alike on all ranks, and decide its ``rate_factor``."""
-        if self.goodput is not None:
-            self.rate_factor = self.goodput.advance(samples, self._planner.noise)
 
     # The noise of gradients (``hvd_hetero.measurement.gradient_noise``).
 
@@ -427,15 +393,15 @@ class Balancer:
         """End the round at hand without a table; return its last micro-batch, and whether the round was a short one."""
         self._expect(_State.COMPUTING)
         self.meter.done(self._work.samples, self._work.counts, self._work.figures)
-        short = self._planner.is_short(self._work.plan)
-        self._planner.go_on()
+        short = self.planner.is_short(self._work.plan)
+        self.planner.go_on()
         self._agreed_at = self._clock()
         self._state = _State.AGREED
         return self._work, short
 
     def agree_late(self, finished: FinishedRound, *, short: bool) -> None:
         """Decide the latest plan again, by a late table of finished rounds."""
-        self._planner.revise(finished, short=short)
+        self.planner.revise(finished, short=short)
         self._tell(finished)
         self._know_fixed_cost()
 
@@ -444,8 +410,8 @@ class Balancer:
         return self._clock()
 
     def _tell(self, finished: FinishedRound) -> None:
-        if self._planner.noise.rounds:
-            finished = replace(finished, noise_scale=self._planner.noise.scale)
+        if self.planner.noise.rounds:
+            finished = replace(finished, noise_scale=self.planner.noise.scale)
         self.finished = finished
         if self.next_round_over is not None:
             call, self.next_round_over = self.next_round_over, None
@@ -454,9 +420,9 @@ class Balancer:
             self.observer(finished)
 
     def _know_fixed_cost(self) -> None:
-        if self.meter.pace is not None and self._planner.fixed_costs is not None:
-            self.meter.pace.know(float(self._planner.fixed_costs.samples[self.rank]))
-        costs, rule = self.meter.costs, self._planner.rule(self._planner.lead)
+        if self.meter.pace is not None and self.planner.fixed_costs is not None:
+            self.meter.pace.know(float(self.planner.fixed_costs.samples[self.rank]))
+        costs, rule = self.meter.costs, self.planner.rule(self.planner.lead)
         if costs is not None and self.finished is not None and rule != LENGTHS:
             costs.agree(rule, *(float(self.finished.table.column(name).sum()) for name in ("work", "samples")))
 
@@ -465,19 +431,10 @@ class Balancer:
         assert self.finished is not None, "a round has been agreed"
         require_finite(self.finished.round, self.finished.table.column("broken"))
 
-    def applying(self) -> None:
-        """Note that the optimizer's update begins; needed where work is queued, which no clock of the caller times."""
-        self.meter.applying()
-
-    def applied(self, seconds: float) -> None:
-        """Note how long the optimizer's update took."""
-        self.meter.applied(seconds)
-
     def begin_anew(self) -> None:
         """Begin the training of another model, between two rounds: see ``Planner.begin_anew``."""
         self.abandon()
-        self._planner.begin_anew()
-        self.rate_factor = 1.0
+        self.planner.begin_anew()
 
     def abandon(self) -> None:
         """Forget the current round, which no synchronisation has seen; the next one uses its plan."""
@@ -488,45 +445,37 @@ class Balancer:
     def state_dict(self) -> dict[str, Any]:
         """Return the plans, the policy's state, and what this rank has learned about itself; between rounds only."""
         self._expect(_State.AGREED)
-        return {"version": _STATE_VERSION, **self._planner.state_dict(), "pace": self.meter.state_dict()}
+        return {"version": _STATE_VERSION, **self.planner.state_dict(), "pace": self.meter.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take up where another job left off, with the same policy, ranks, global batch and lead."""
         self._expect(_State.AGREED)
         require_version(state, "the balance", _STATE_VERSION)
-        self._planner.require_fitting(state)
+        self.planner.require_fitting(state)
         self.meter.load_state_dict(state["pace"])  # may refuse: then the plans are as they were
-        self._weight_of_sample = 1.0  # on all ranks alike
-        self._planner.load_state_dict(state)
+        self.gradient.of_sample = 1.0  # on all ranks alike
+        self.planner.load_state_dict(state)
 
     # A change of membership, between two rounds.
-
-    @property
-    def prospects(self) -> tuple[float, int]:
-        """The speed that this rank expects (NaN: not known), and its largest micro-batch by memory (0: not known)."""
-        return self.meter.expected(), self.meter.limit
-
-    def load_own_state(self, pace: Mapping[str, Any]) -> None:
-        """Load what this rank has learned about itself, and nothing else: ``pace`` of a ``state_dict``."""
-        self.meter.load_state_dict(pace)
 
     def go_on(self, common: Mapping[str, Any], prospects: Sequence[tuple[float, int]], *, same_ranks: bool) -> bool:
         """Go on after the rounds of a state, the same on every rank; return whether its plans hold.
 
         They do if the ranks are the same and train on the same terms. Otherwise the policy renegotiates the shares by
-        all ranks' ``prospects``.
+        all ranks' ``prospects``: the speed that each expects (NaN: not known), and its largest micro-batch by memory
+        (0: not known).
         """
         self._expect(_State.AGREED)
-        self._weight_of_sample = 1.0  # on all ranks alike
-        if same_ranks and self._planner.fits(common):
+        self.gradient.of_sample = 1.0  # on all ranks alike
+        if same_ranks and self.planner.fits(common):
             try:
-                self._planner.load_state_dict(common)
+                self.planner.load_state_dict(common)
             except ValueError as error:  # the policy has other options now
                 logger.warning("shares are negotiated again: %s", error)
             else:
                 return True
         speeds, limits = zip(*prospects, strict=True)
-        self._planner.renegotiate(common, speeds, limits)
+        self.planner.renegotiate(common, speeds, limits)
         return False
 
     def _expect(self, state: _State) -> None:
@@ -535,6 +484,5 @@ class Balancer:
 
     def _reset_round(self) -> None:
         self._state = _State.AGREED
-        self._rescale = 1.0
-        self._finishes = True
+        self.gradient.rescale = 1.0
         self.meter.forget()

@@ -49,6 +49,11 @@ class Agreement:
     """
 
     def __init__(self) -> None:
+        self.ways_out = WaysOut()
+        """What errors advise users of this framework to do."""
+        self.kernels = 0.0
+        """A checksum of what computes this rank's updates (``hvd_hetero.witness.kernels``)."""
+        self.allow_nan = False
         self.watch(())
 
     def watch(self, watched: Sequence[WatchedParameter]) -> None:
@@ -58,7 +63,7 @@ class Agreement:
         self._to_the_bit = True
         self._largest: dict[int, float] = {}
 
-    def require(self, round: int, table: RoundTable, ways_out: WaysOut, turn: int | None = None) -> None:
+    def require(self, round: int, table: RoundTable, turn: int | None = None) -> None:
         """Raise on every rank alike, if any of them has gone its own way.
 
         ``turn`` says which parameter the ranks have shown; None: that of the round.
@@ -66,7 +71,7 @@ class Agreement:
         if not table.unanimous:
             for name, tolerance, meaning in _MUST_AGREE:
                 if ranks := table.disagreement(name, tolerance):
-                    raise PlanMismatchError(f"round {round}: ranks {ranks} {meaning}. {getattr(ways_out, name)}")
+                    raise PlanMismatchError(f"round {round}: ranks {ranks} {meaning}. {getattr(self.ways_out, name)}")
         shown, bits, kernels = map(table.column, ("witness", "bits", "kernels"))
         known = shown != 0.0
         self._tables += 1
@@ -88,7 +93,7 @@ class Agreement:
             size = f"by {apart.max():.1e} of its size" if apart.any() else "in its last bits"
             raise PlanMismatchError(
                 f"round {round}: ranks {np.flatnonzero(far).tolist()} hold other parameters than rank {first} (here "
-                f"{self._watched[which].name!r}, {size}). {ways_out.witness}"
+                f"{self._watched[which].name!r}, {size}). {self.ways_out.witness}"
             )
         self._to_the_bit = False  # they round differently after all
 

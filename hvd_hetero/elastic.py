@@ -76,7 +76,7 @@ class Survival:
         self._rank = balancer.rank
         self.place = place
         self.mixes = mixes
-        self.rates_for = balancer.global_batch
+        self.rates_for = balancer.planner.global_batch
 
     @property
     def own(self) -> Mapping[str, Any] | None:
@@ -124,7 +124,8 @@ class Survival:
             return True
         if self._own is not None:
             self._load_own(balancer)
-        ranks = wire.allgather_object((self._rank, balancer.prospects), name=f"{prefix}.survivors")
+        prospect = balancer.meter.expected(), balancer.meter.limit
+        ranks = wire.allgather_object((self._rank, prospect), name=f"{prefix}.survivors")
         came_from, prospects = zip(*ranks, strict=True)
         same = list(came_from) == list(range(common["workers"]))  # of the commit: its first few ranks are not all
         if balancer.go_on(common, prospects, same_ranks=same):
@@ -141,7 +142,7 @@ class Survival:
     def _load_own(self, balancer: Balancer) -> None:
         assert self._own is not None, "the caller has looked"
         try:
-            balancer.load_own_state(self._own)
+            balancer.meter.load_state_dict(self._own)
         except (ValueError, KeyError, TypeError) as error:  # the policy is another one, or the state is damaged
             logger.warning("rank %d begins to measure its speed again: %s", balancer.rank, error)
 
@@ -294,7 +295,8 @@ class Member:
             )
         self._leave()
         self._session = session  # to be let go of from here on, whatever fails
-        self._scale_rates(self._survival.rate_factor(session.balancer.global_batch, scales=self.scale_learning_rate))
+        batch = session.balancer.planner.global_batch
+        self._scale_rates(self._survival.rate_factor(batch, scales=self.scale_learning_rate))
         if self._noticed_at is not None:
             session.balancer.next_round_over = functools.partial(self._recovered, session)
         return self._survival.take_up(session.balancer, session.wire, session.prefix)

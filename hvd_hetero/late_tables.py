@@ -79,7 +79,7 @@ class LateTables:
         prints = [work.plan.fingerprint(work.data) for work in self._rounds]
         report = RoundReport(
             fingerprint=checksum(struct.pack(f"<{rounds}q", *prints)),
-            kernels=balancer.kernels,
+            kernels=balancer.agreement.kernels,
             contents=sum(work.contents for work in self._rounds) / rounds,
             **figures,
             **meter.row(),
@@ -98,8 +98,8 @@ class LateTables:
         assert self._under_way is not None, "a row has been sent"
         (round, last, elapsed_s, short), self._under_way = self._under_way, None
         balancer, table = self._balancer, RoundTable(summed, self._balancer.workers)
-        balancer.agreement.require(round, table, balancer.ways_out, self.sent - 1)
-        if not balancer.allow_nan:
+        balancer.agreement.require(round, table, self.sent - 1)
+        if not balancer.agreement.allow_nan:
             require_finite(round, table.column("broken"))
         finished = FinishedRound(round, last.epoch, last.plan, table, elapsed_s)
         balancer.agree_late(finished, short=short)

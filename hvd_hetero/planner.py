@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hvd_hetero.errors import RoundStateError
+from hvd_hetero.kept import Kept
 from hvd_hetero.measurement.anticipation import Anticipation
 from hvd_hetero.measurement.fixed_cost import FixedCosts
 from hvd_hetero.measurement.gradient_noise import ROUNDING, GradientNoise, noise_of
@@ -32,12 +33,17 @@ if TYPE_CHECKING:
     from hvd_hetero.policies.goodput import Goodput
 
 
-class Planner:
+class Planner(Kept):
     """The plans of one training. ``logs``: say in the log which ranks' speeds are not believed, and what changes."""
+
+    PARTS = ("noise", "goodput", "anticipation", "fixed_costs")
 
     def __init__(self, policy: Policy, workers: int, global_batch: int | Goodput, *, logs: bool = False) -> None:
         policy = copy.deepcopy(policy)  # what it learns belongs to this training, and users may begin another with it
         self.goodput: Goodput | None = None
+        """What adapts the global batch; None: it stays."""
+        self.rate_factor = 1.0
+        """The factor of the learning rate in the update of the round that was agreed."""
         if not isinstance(global_batch, int | np.integer):  # seldom, and then costs imports
             from hvd_hetero.policies.goodput import Goodput
 
@@ -65,16 +71,39 @@ class Planner:
         first = self._begins = policy.first(workers, self.global_batch)
         self._plans = deque([first])
         self._rules = deque([LENGTHS])
-        self.typical_size = first.typical_size
         self.anticipation = Anticipation() if policy.anticipates else None
         by_line = policy.weighs_fixed_cost or (self.goodput is not None and policy.profile() is None)
         self.fixed_costs = FixedCosts(first.typical_size, workers) if by_line else None
-        self._logs = logs
-        self._said_to_rest: set[int] = set()
+        self._said_to_rest: set[int] | None = set() if logs else None
         self._plausibility = Plausibility(workers, first.typical_size, logs=logs) if policy.measures else None
+
+    @property
+    def typical_size(self) -> float:
+        """The size of micro-batches that the ranks' speeds refer to."""
+        return self._begins.typical_size
+
+    @property
+    def keeps_total(self) -> bool:
+        """True if all rounds have as many samples, but for the last of an epoch."""
+        return self.policy.keeps_total and self.goodput is None
+
+    @property
+    def progress(self) -> float:
+        """Updates, each as many as it is worth of one with the first global batch."""
+        return float(self.rounds) if self.goodput is None else self.goodput.progress
+
+    def note_epoch(self, samples: int | None) -> None:
+        """Note how many samples the present epoch has, the same on every rank; None: not known."""
+        self.epoch_samples = math.inf if samples is None else samples
+
+    def advance(self, samples: int) -> None:
+        """Count the progress of an update with so many samples, alike on all ranks, and decide its ``rate_factor``."""
+        if self.goodput is not None:
+            self.rate_factor = self.goodput.advance(samples, self.noise)
 
     def begin_anew(self) -> None:
         """Where the global batch adapts, begin another training with the first one, by the same machines."""
+        self.rate_factor = 1.0
         if self.goodput is not None:
             self.goodput.begin(self.policy, self.workers)
             self.noise = GradientNoise()
@@ -139,7 +168,7 @@ class Planner:
         plan = plan.within(finished.table.column("limit"))
         if self.goodput is not None:
             plan = self.goodput.reconsider(self.policy, plan, believed.table, self.noise, self.typical_size)
-        if self._logs:
+        if self._said_to_rest is not None:
             log_change(self.rounds + self.lead, self._plans[-1], plan, believed.table)
             if self.policy.may_rest:
                 log_rests(self.rounds + self.lead, plan, self._said_to_rest)
@@ -166,15 +195,12 @@ class Planner:
         largest micro-batch that fits its memory (0: none has failed).
         """
         plan = self.policy.renegotiate(self._plans[0], speeds)
-        self.noise.load_state_dict(state["noise"])
+        super().load_state_dict({**state, "anticipation": None})  # of the end that other ranks had
         if self.goodput is not None and state["goodput"] is not None:
-            self.goodput.load_state_dict(state["goodput"])
             plan = self.policy.resized(plan, self.goodput.nearest(sum(state["plans"][-1]["samples"])))
         self._plans = deque([plan.within(limits)] * len(self._plans))
         self._rules = deque([CostRule(*state["rules"][-1])] * len(self._plans))
         self.rounds = state["rounds"]
-        if self.fixed_costs is not None and state["costs"] is not None:
-            self.fixed_costs.load_state_dict(state["costs"])
 
     def fits(self, state: Mapping[str, Any]) -> bool:
         """Return whether the plans of that state can go on as they are."""
@@ -207,24 +233,15 @@ class Planner:
                 for p in self._plans
             ],
             "rules": [list(rule) for rule in self._rules],
-            "noise": self.noise.state_dict(),
-            "goodput": None if self.goodput is None else self.goodput.state_dict(),
             "kept": self.policy.state_dict(),
-            "expects": None if self.anticipation is None else self.anticipation.state_dict(),
-            "costs": None if self.fixed_costs is None else self.fixed_costs.state_dict(),
+            **super().state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take up where another job left off, with the same policy, ranks, global batch and lead."""
         self.require_fitting(state)
         self.policy.load_state_dict(state["kept"])
-        self.noise.load_state_dict(state["noise"])
-        if self.goodput is not None:
-            self.goodput.load_state_dict(state["goodput"])
-        if self.anticipation is not None:
-            self.anticipation.load_state_dict(state["expects"])
-        if self.fixed_costs is not None:
-            self.fixed_costs.load_state_dict(state["costs"])
+        super().load_state_dict(state)
         self._plans = deque(
             RoundPlan(tuple(p["samples"]), tuple(p["micro_batches"]), p["ends"], p["local"]) for p in state["plans"]
         )

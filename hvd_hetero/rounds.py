@@ -280,6 +280,8 @@ class MicroBatch:
     """What its mean gradient counts in the round's; None: its samples."""
     figures: SampleFigures | None = None
     """What its cost depends on; None: its samples alone."""
+    foreseen: bool = False
+    """True: it is the last because another rank is about to finish, and this one need not say that it has."""
 
     @property
     def counts(self) -> float:

@@ -81,12 +81,12 @@ class Session:
             from hvd_hetero.topology.mixing import resolve_mixing
 
             mixing = resolve_mixing(sync, workers, updates_locally=self.policy.updates_locally)
-            if self.balancer.goodput is not None:
+            if self.balancer.planner.goodput is not None:
                 raise ValueError(
                     f"global_batch=Goodput(…) goes by averaged gradients, and sync={sync!r} averages parameters; use "
                     "sync='allreduce', or a global_batch that stays"
                 )
-        self.balancer.allow_nan = allow_nan
+        self.balancer.agreement.allow_nan = allow_nan
         self._recorder = Recorder()
         if telemetry is not None:
             from hvd_hetero.telemetry.writer import Telemetry, TelemetryWriter
@@ -98,7 +98,7 @@ class Session:
                     telemetry,
                     policy=self.policy.name,
                     workers=workers,
-                    global_batch=self.balancer.global_batch,
+                    global_batch=self.balancer.planner.global_batch,
                     goes_on=self.goes_on,
                 )
                 self._record()
@@ -219,7 +219,7 @@ class Face:
 
         It differs from ``rounds`` where the batch adapts (``hvd_hetero.policies.Goodput``).
         """
-        return self._session.balancer.progress
+        return self._session.balancer.planner.progress
 
     @property
     def plan(self) -> tuple[int, ...]:

@@ -109,10 +109,12 @@ def resize_batches(
             f"{type(data).__name__}; make one by from_generator, or leave it out"
         )
     if prefetch is None:
-        prefetch = int(session.balancer.keeps_total and not is_stream)
+        prefetch = int(session.balancer.planner.keeps_total and not is_stream)
     prefetch = integer("prefetch", prefetch, 0, way_out="give a whole number of batches, the same on every rank")
-    if prefetch and not session.balancer.keeps_total:
-        cause = f"policy {session.policy.name!r}" if session.balancer.goodput is None else "global_batch=Goodput(…)"
+    if prefetch and not session.balancer.planner.keeps_total:
+        cause = (
+            f"policy {session.policy.name!r}" if session.balancer.planner.goodput is None else "global_batch=Goodput(…)"
+        )
         raise ValueError(
             f"prefetch must be 0 under {cause}, got {prefetch}: how many samples a round takes is known only when the "
             "one before is over"
@@ -136,7 +138,7 @@ def resize_batches(
     def rounds_of(order: SampleOrder, batch_of: Callable[[Any], Any], **options: Any) -> RoundQueue:
         if cost_of is not None:
             costs = (lambda sample: sample[-1]) if is_stream and callable(cost_of) else cost_of
-            fit, length = session.balancer.learn_costs(), None if is_stream else order.size
+            fit, length = session.balancer.meter.learns_costs(), None if is_stream else order.size
             order.costs = SampleCosts.of(
                 costs, session.policy, fit, length, max_micro_batch_cost, shared=stream != "shard"
             )

@@ -105,7 +105,7 @@ class LoadBalance(Face, tf.keras.callbacks.Callback):  # type: ignore[misc]
             policy, wire.rank, wire.size, global_batch, telemetry, progress=progress, sync=sync, allow_nan=allow_nan,
             wire=wire, patience=patience, waits_at_the_end_in=("tensorflow.",),
         )  # fmt: skip
-        core.balancer.ways_out = _WAYS_OUT
+        core.balancer.agreement.ways_out = _WAYS_OUT
         if local_layers and (core.mixing is not None or core.policy.updates_locally):
             raise ValueError(
                 "local_layers go with averaged gradients only; use sync='allreduce' and a policy that does not update "

@@ -101,7 +101,7 @@ class FitSession:
         self.trains_here()
         check_layers(model, self.policy.name, gathers=self.gathers)
         check_local(optimizer, self.local_layers)
-        if self.balancer.goodput is not None:
+        if self.balancer.planner.goodput is not None:
             check_rate(optimizer)
         weights = self.common_start.give(model, optimizer)
         together = self.mixing is None and not self.policy.updates_locally
@@ -117,7 +117,7 @@ class FitSession:
         wrapped_by = {value.wrapped_by for value in vars(optimizer).values() if hasattr(value, "wrapped_by")}
         for former in wrapped_by - {self}:
             former.release()
-        if self.balancer.goodput is not None and self not in wrapped_by:
+        if self.balancer.planner.goodput is not None and self not in wrapped_by:
             self.on_release(rate_times(optimizer, self.calls.rate_factor, self))
 
     def on_release(self, undo: Callable[[], None]) -> None:

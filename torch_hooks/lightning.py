@@ -31,7 +31,7 @@ class ScaleLoss(Callback):  # type: ignore[misc]
     """
 
     def __init__(self, balance: LoadBalance) -> None:
-        if balancer_of(balance).goodput is not None:
+        if balancer_of(balance).planner.goodput is not None:
             raise ValueError(
                 "global_batch=Goodput(…) changes the steps of an epoch, whose number Lightning fixes when fit "
                 "begins; give a global_batch that stays"

@@ -171,13 +171,13 @@ class LoadBalance(Face):
         round. Optimizers that step in turn, each seeing what the former has updated, need rounds of one micro-batch.
         """
         self._session.require_leadable()
-        if self._session.balancer.goodput is not None:
+        if self._session.balancer.planner.goodput is not None:
             raise ValueError(
                 "global_batch=Goodput(…) goes by the gradients of one optimizer, and also() is for several optimizers; "
                 "give a global_batch that stays"
             )
-        batch, wire = self._session.balancer.global_batch, self._session.wire
-        allow_nan = self._session.balancer.allow_nan
+        batch, wire = self._session.balancer.planner.global_batch, self._session.wire
+        allow_nan = self._session.balancer.agreement.allow_nan
         other = LoadBalance(BSP(), global_batch=batch, allow_nan=allow_nan, patience=self._patience, wire=wire)
         self._session.lead(other._session)
         return other

@@ -141,12 +141,12 @@ class BalancedLoader:
             of_batches = {name: loader_options.pop(name) for name in _OF_BATCHES if name in loader_options}
         else:
             of_batches = loader_options
-        workers, global_batch = session.balancer.workers, session.balancer.global_batch
+        workers, global_batch = session.balancer.workers, session.balancer.planner.global_batch
         way_out = "give as many as you accumulate, of at least one sample on each rank"
         in_step = 1 if micro_batches is None else micro_batches
         self._in_step = integer("micro_batches", in_step, 1, global_batch // workers + 1, way_out=way_out)
         self._asks_in_step = micro_batches is not None
-        adapts = session.balancer.goodput
+        adapts = session.balancer.planner.goodput
         least = (global_batch if adapts is None else adapts.most) if drop_last else 1
         order = order_of(
             dataset, session.wire, shuffle=shuffle, seed=seed, sampler=sampler, batch_sampler=batch_sampler,
@@ -165,13 +165,13 @@ class BalancedLoader:
         """The dataset, as given."""
         if cost_of is not None:
             size = None if self._streams else len(dataset)  # type: ignore[arg-type]  # maps have a length
-            fit = session.balancer.learn_costs()
+            fit = session.balancer.meter.learns_costs()
             order.costs = SampleCosts.of(
                 cost_of, session.policy, fit, size, max_micro_batch_cost, shared=stream != "shard"
             )
         elif max_micro_batch_cost is not None:
             raise ValueError(NO_COSTS)
-        self._cutter = Cutter(order, session.balancer, drop_last=drop_last)
+        self._cutter = Cutter(order, session.balancer.planner, session.balancer.rank, drop_last=drop_last)
         if self._asks_in_step:
             self._cutter.keep_in_step(self._in_step)  # it decides how many rounds there are
         self._compares = check_data and not self._streams
@@ -244,7 +244,7 @@ class BalancedLoader:
         self._session.require_reducer()
         if self._session.beside is None:
             raise ValueError("skip() is for a reducer of your own; load the loader's state_dict() instead")
-        if self._session.balancer.goodput is not None:
+        if self._session.balancer.planner.goodput is not None:
             raise ValueError(
                 "skip() needs rounds of one size, and with global_batch=Goodput(…) they differ; load the loader's "
                 "state_dict() instead"
@@ -278,7 +278,7 @@ class BalancedLoader:
                 f"({cutter.least()}); every iter() of an IterableDataset or of a sampler must give all of them again; "
                 "drop_last needs global_batch of them"
             )
-        session.balancer.note_epoch(cutter.order.size)
+        session.balancer.planner.note_epoch(cutter.order.size)
         self._require_data_on_all()
         while cutter.more:
             over = yield from self._micro_batches.until(self._stops)
@@ -305,7 +305,7 @@ class BalancedLoader:
         self._keep_in_step(self._in_step)
 
     def _keep_in_step(self, micro_batches: int) -> None:
-        goodput, least = self._session.balancer.goodput, self._session.balancer.workers * micro_batches
+        goodput, least = self._session.balancer.planner.goodput, self._session.balancer.workers * micro_batches
         if goodput is not None and goodput.least < least:
             raise ValueError(
                 f"least of Goodput(…) must be at least {least}, a sample for each rank and micro-batch, as a reducer "

@@ -265,13 +265,13 @@ class DistributedOptimizer(Updates):
         self._synchronised = False
         balancer.require_finite()
         start = time.perf_counter()
-        balancer.applying()
+        balancer.meter.applying()
         self._rates.multiply(self._inner, self)
         try:
             self._inner.step()
         finally:
             self._rates.restore()
-        balancer.applied(time.perf_counter() - start)
+        balancer.meter.applied(time.perf_counter() - start)
 
     def _update_locally(self) -> None:
         self._synchronised = False

@@ -18,7 +18,7 @@ class Rates:
 
     def __init__(self, balancer: Balancer) -> None:
         self._balancer = balancer
-        self._warns = balancer.goodput is not None and balancer.rank == 0
+        self._warns = balancer.planner.goodput is not None and balancer.rank == 0
         self._watched: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._own: list[tuple[dict[str, Any], Any, Any]] = []
         """Groups, their own rates, and those in use."""
@@ -33,13 +33,13 @@ class Rates:
                 "a learning-rate schedule goes with a global batch that adapts, so that steps are worth different "
                 "amounts; unless it goes by balance.progress or by epochs, let it do so"
             )
-        if self._balancer.rate_factor != 1.0:
+        if self._balancer.planner.rate_factor != 1.0:
             if optimizer not in self._watched:
                 self._watched.add(optimizer)
                 hook, hooks = optimizer.register_step_post_hook(self.restore), optimizer._optimizer_step_post_hooks
                 hooks.move_to_end(hook.id, last=False)  # type: ignore[attr-defined]  # before a schedule that is a hook
             for group in optimizer.param_groups:
-                rate, group["lr"] = group["lr"], group["lr"] * self._balancer.rate_factor
+                rate, group["lr"] = group["lr"], group["lr"] * self._balancer.planner.rate_factor
                 self._own.append((group, rate, group["lr"]))
 
     def restore(self, *_: Any) -> None:

@@ -244,10 +244,10 @@ class SavedTraining:
         host, mine = own[wire.rank] if wire.rank < len(own) else (None, None)
         survival = Survival()
         survival.load_state_dict(progress, mine if host == self._host else None, wire.rank)
-        if wire.rank == 0 and survival.rates_for != session.balancer.global_batch:
+        if wire.rank == 0 and survival.rates_for != session.balancer.planner.global_batch:
             logger.warning(
                 "the global batch was %s and is %d now; learning rates stay as they are",
-                survival.rates_for, session.balancer.global_batch,
+                survival.rates_for, session.balancer.planner.global_batch,
             )  # fmt: skip
         survival.take_up(session.balancer, wire, session.prefix)
         if survival.place is not None:

@@ -70,7 +70,7 @@ class TorchSession:
         self.policy = core.policy
         self.goes_by_time = core.goes_by_time
         self.balancer = core.balancer
-        self.balancer.ways_out = _WAYS_OUT
+        self.balancer.agreement.ways_out = _WAYS_OUT
         self.meter = core.meter
         self.on_round = core.on_round
         self.note_recovery = core.note_recovery

@@ -66,7 +66,7 @@ class Balanced:
             raise ValueError("auto_find_batch_size would change the global batch; leave it out, and set the size")
         if balance is None:
             balance = LoadBalance(global_batch=trainer.get_total_train_batch_size(trainer.args))
-        if balancer_of(balance).goodput is not None:
+        if balancer_of(balance).planner.goodput is not None:
             raise ValueError(
                 "global_batch=Goodput(…) changes the steps of an epoch, whose number a Trainer fixes when it begins; "
                 "give a global_batch that stays"

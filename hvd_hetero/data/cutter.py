@@ -16,17 +16,17 @@ from hvd_hetero.data.sample_order import Cut, EpochEnd, Part, SampleOrder
 from hvd_hetero.rounds import MicroBatch, RoundTable
 
 if TYPE_CHECKING:
-    from hvd_hetero.balancer import Balancer
+    from hvd_hetero.planner import Planner
 
 
 class Cutter:
     """One rank's rounds. ``drop_last`` leaves out a last one of fewer samples than are planned for it."""
 
-    def __init__(self, order: SampleOrder, plans: Balancer, *, drop_last: bool = False) -> None:
+    def __init__(self, order: SampleOrder, plans: Planner, rank: int, *, drop_last: bool = False) -> None:
         self.order = order
         self.epoch = 0
         """The epoch that begins next."""
-        self._plans = plans
+        self._plans, self._rank = plans, rank
         self._drop_last = drop_last
         self._goes_on = False
         order.end = EpochEnd.of(plans.policy, joins=not drop_last)
@@ -96,7 +96,7 @@ class Cutter:
         number = self._plans.rounds + self.ahead
         if self.order.costs is not None:
             self.order.costs.rule = self._plans.rule(self.ahead)
-        return replace(self.order.take(self._plans.plan(self.ahead), self._plans.rank), round=number)
+        return replace(self.order.take(self._plans.plan(self.ahead), self._rank), round=number)
 
     def micro_batches(self) -> Iterator[tuple[MicroBatch, Part]]:
         """Cut round after round, and yield this rank's micro-batches with their samples, at least one of each round.

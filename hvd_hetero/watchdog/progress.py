@@ -23,7 +23,7 @@ def join_known(balancer: Balancer) -> None:
 def _rounds_and_micro_batches() -> int:
     with _reads_or_adds:
         alive = [balancer for known in _known if (balancer := known()) is not None]
-    return sum(each.rounds + each.micro_batches_so_far for each in alive)
+    return sum(each.rounds + each.meter.round.micro_batches for each in alive)
 
 
 class Progress:

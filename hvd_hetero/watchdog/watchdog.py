@@ -148,7 +148,7 @@ class Watchdog:
                     answers_until = min(answers_until, time.monotonic() + _ANSWERS_FOR_S)
                     continue
                 mine, plan = self._progress.standstill(balancer), balancer.plan()
-                way_out = balancer.ways_out.waiting
+                way_out = balancer.agreement.ways_out.waiting
                 del balancer
                 if mine and mine.waits and mine.for_s >= asks_after_s and time.monotonic() >= asks_at:
                     asks_at = time.monotonic() + self._look_s * len(channel.answers) / _MANY

@@ -57,7 +57,7 @@ class RoundQueue:
         """True: an epoch ends by itself, and fit does not need its length."""
         self.weight_of = weight_of
         self.cuts = cuts
-        self._cutter = Cutter(order, balancer)
+        self._cutter = Cutter(order, balancer.planner, balancer.rank)
         self._balancer = balancer
         self._batch_of = batch_of
         self._show = show
@@ -154,7 +154,7 @@ class RoundQueue:
                 # If the rounds of an epoch are not known beforehand, the pipeline has no end, and counts on.
                 self._restart(counting_on=not new and self.rounds is None)
             if new or again:
-                self._balancer.note_epoch(self._cutter.order.size)
+                self._balancer.planner.note_epoch(self._cutter.order.size)
             self._cut_what_is_known()
             return self._known[0][0].samples
 
@@ -181,7 +181,7 @@ class RoundQueue:
         self._cutter.finish(table)
 
     def _rounds_of(self, samples: int | None) -> int | None:
-        if samples is None or not self._balancer.keeps_total:
+        if samples is None or not self._balancer.planner.keeps_total:
             return None
         return self._cutter.rounds_of(samples)
 
@@ -189,12 +189,12 @@ class RoundQueue:
         """Cut, between rounds, the next batch, and those that follow as far as plans are fixed and the epoch goes."""
         if not self._known:
             self._cut_next()
-        while len(self._known) <= self._balancer.lead and self._cutter.more:
+        while len(self._known) <= self._balancer.planner.lead and self._cutter.more:
             self._cut_next()
         self._show(self._used, [batch for _, batch in self._known])
 
     def _cut_next(self) -> None:
-        if self._cutter.ahead > self._balancer.lead:
+        if self._cutter.ahead > self._balancer.planner.lead:
             raise RoundStateError(TOO_FAR_AHEAD if self._begun else NO_TRAINING)
         cut = self._cutter.cut()
         self._known.append((cut, self._batch_of(cut.part)))

@@ -98,7 +98,7 @@ class RoundCalls:
         """True if gradients are checked for NaN. Not on a device, for which the host would have to wait."""
         threads = tf.config.threading.get_intra_op_parallelism_threads() or len(os.sched_getaffinity(0))
         own = None if device is None else core.balancer.rank  # some kernels of a device add in any order
-        core.balancer.kernels = kernels(tf.__version__, threads, os.environ.get("TF_ENABLE_ONEDNN_OPTS"), own)
+        core.balancer.agreement.kernels = kernels(tf.__version__, threads, os.environ.get("TF_ENABLE_ONEDNN_OPTS"), own)
 
     def start(self, optimizer: Any, witnesses: list[tf.Variable]) -> None:
         """Begin rounds of this optimizer, whatever was before; ``witnesses`` are the same on all ranks after each."""
@@ -109,7 +109,7 @@ class RoundCalls:
         ]
         self._shown = 0.0, 0.0
         self.balancer.agreement.watch(self._watched)
-        self.looks = not (self.balancer.allow_nan or scales_losses(optimizer) or self._device is not None)
+        self.looks = not (self.balancer.agreement.allow_nan or scales_losses(optimizer) or self._device is not None)
         self._squares = _NOT_MEASURED
         self._pending.clear()
         self.balancer.abandon()
@@ -246,9 +246,9 @@ class RoundCalls:
         """Return this rank's share of the round, if the current micro-batch is its last: `SHARE` numbers."""
         own = self.balancer.work.counts
         counts = self.balancer.meter.round.weight + own
-        planned = 0 if self.policy.weighs_twice else self.balancer.planned_weight
+        planned = 0 if self.policy.weighs_twice else self.balancer.gradient.planned(self.balancer.work)
         measured = self._every > 0 and self.balancer.measures(self._every)
-        return [self.balancer.weight, counts, planned, own / counts if counts else 0.0, float(measured)]
+        return [self.balancer.gradient.factor, counts, planned, own / counts if counts else 0.0, float(measured)]
 
     def measure(self, numbers: int) -> int:
         """Take the squares of gradients of so many numbers in one of k rounds from now on; return k, or 0: never.
@@ -256,7 +256,7 @@ class RoundCalls:
         Only where the batch goes by them: with the branch for one round of 64 in its graph, a step of 100 tensors took
         0.9 % longer (error 0.4 %), measured in turns with the same training without it.
         """
-        measures = self.balancer.goodput is not None and self.balancer.workers > 1
+        measures = self.balancer.planner.goodput is not None and self.balancer.workers > 1
         self._every = rounds_per_measurement(numbers, decides=True) if measures else 0
         return self._every
 
@@ -276,7 +276,7 @@ class RoundCalls:
         self.balancer.begin(work, input_s)
         size = max(work.samples, 1)
         begin, self._offset = self._offset, self._offset + size
-        return [begin, size, self.balancer.rescale, True, *self.share(), work.samples / work.plan.total]
+        return [begin, size, self.balancer.gradient.rescale, True, *self.share(), work.samples / work.plan.total]
 
     def learning_rate(self) -> tf.Tensor:
         """Return the optimizer's learning rate, in the graph; 1 if ranks may have different ones."""
@@ -323,7 +323,7 @@ class RoundCalls:
         self._agreed_at = time.perf_counter()
         self.balancer.require_finite()
         table, plan = self.balancer.finished.table, self.balancer.finished.plan
-        return correction, self.balancer.rate_factor, table.total / plan.total
+        return correction, self.balancer.planner.rate_factor, table.total / plan.total
 
     def refuse(self, broken: npt.NDArray[np.float64]) -> None:
         """Raise before the update, which does not wait for the table: these ranks' gradients are not finite."""
@@ -333,5 +333,5 @@ class RoundCalls:
         """Note that the update of the round has been made, or is queued."""
         if self._timed is not None:
             self._timed.wait()
-        self.balancer.applied(time.perf_counter() - self._agreed_at)
+        self.balancer.meter.applied(time.perf_counter() - self._agreed_at)
         self.batch = ()

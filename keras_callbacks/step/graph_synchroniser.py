@@ -85,7 +85,7 @@ class GraphSynchroniser(ABC):
         parcels = [of([backwards[i] for i in bucket]) for bucket in buckets]
         takes_more = [_takes_more(parcel) for parcel in parcels]
         sent = [*itertools.chain(*parcels)]
-        adapts = calls.balancer.goodput is not None
+        adapts = calls.balancer.planner.goodput is not None
         counts = [] if share is None or adapts else takes_more if calls.apart else takes_more[:-1]
         counted = counts.index(True) if True in counts else None
         broken = []

@@ -139,8 +139,8 @@ def test_the_transfer_to_come_is_the_shortest_wait_before_unless_layers_waited_t
 def test_waiting_for_data_and_applying_the_update_count_as_work_but_apart():
     job = Job(LBBSP("memoryless"), [100.0, 100.0], 100)
     job.round()
-    job.balancers[0].applied(0.25)
-    job.balancers[1].applied(0.0)
+    job.balancers[0].meter.applied(0.25)
+    job.balancers[1].meter.applied(0.0)
     job.round(input_s=0.25)
     table = job.finished[1].table
     assert table.column("input_s") == pytest.approx([0.25, 0.25])
@@ -208,14 +208,14 @@ def test_weights_and_rescaling_give_the_mean_over_all_samples():
         accumulated, sizes = 0.0, plan.sizes(rank)
         for i, size in enumerate(sizes, start=1):
             balancer.begin(MicroBatch(plan, size, i == len(sizes)))
-            assert balancer.rescale <= 1.0
+            assert balancer.gradient.rescale <= 1.0
             assert balancer.accumulating == (i > 1)
-            accumulated = accumulated * balancer.rescale + mine[:size].mean()
+            accumulated = accumulated * balancer.gradient.rescale + mine[:size].mean()
             mine = mine[size:]
             if i < len(sizes):
                 balancer.pause()
         assert balancer.closing
-        total += accumulated * balancer.weight
+        total += accumulated * balancer.gradient.factor
     assert total == pytest.approx(samples.mean(), rel=1e-14)
 
 
@@ -236,11 +236,11 @@ def test_gradients_count_by_their_weights(late):
                 balancer.begin(MicroBatch(plan, 2, i == len(of), weight=told))
                 if late:
                     balancer.weigh(weight)
-                accumulated = accumulated * balancer.rescale + (gradient if weight else 0.0)
+                accumulated = accumulated * balancer.gradient.rescale + (gradient if weight else 0.0)
                 if i < len(of):
                     balancer.pause()
             vectors.append(balancer.report())
-            gathered += accumulated * balancer.weight
+            gathered += accumulated * balancer.gradient.factor
         corrections = [balancer.agree(sum(vectors)) for balancer in balancers]
         expected = sum(map(np.dot, weights, gradients)) / sum(map(sum, weights))
         assert [gathered * correction for correction in corrections] == [pytest.approx(expected, rel=1e-13)] * 3
@@ -407,7 +407,7 @@ def non_blocking_round(job: Job, board: Board) -> list[float]:
             balancer.pause()
         else:
             del at_work[rank]
-            vectors[rank] = balancer.weight, balancer.report()
+            vectors[rank] = balancer.gradient.factor, balancer.report()
     end = max(clock.now for clock in job.clocks) + 0.01
     for clock in job.clocks:
         clock.now = end
@@ -531,7 +531,7 @@ def test_a_micro_batch_that_does_not_fit_is_done_in_parts_and_plans_keep_to_what
         for i, size in enumerate(sizes, start=1):
             if len(sizes) > 1:
                 balancer.begin(MicroBatch(plan, size, i == len(sizes)))
-                assert balancer.rescale == 1.0
+                assert balancer.gradient.rescale == 1.0
             if i < len(sizes):
                 balancer.pause()
         vectors.append(balancer.report())
@@ -551,7 +551,7 @@ def test_a_round_whose_gathered_part_is_lost_begins_again_with_its_limit_known_a
     for size in (50, 50):
         short.begin(MicroBatch(short.plan(), size, False))
         job.clocks[1].now += 7.0
-        if short.micro_batches_so_far == 0:
+        if short.meter.round.micro_batches == 0:
             short.pause()
     assert short.out_of_memory(again=True) == 25
     assert not short.in_round
@@ -561,7 +561,7 @@ def test_a_round_whose_gathered_part_is_lost_begins_again_with_its_limit_known_a
             balancer.begin(MicroBatch(balancer.plan(), size, i == len(sizes)))
             if i < len(sizes):
                 balancer.pause()
-        assert balancer.weight == sizes[-1] / 200
+        assert balancer.gradient.factor == sizes[-1] / 200
         vectors.append(balancer.report())
     assert {balancer.agree(sum(vectors)) for balancer in job.balancers} == {1.0}
     table = job.finished[-1].table

@@ -52,7 +52,7 @@ def test_a_limit_in_the_table_cuts_micro_batches_of_every_later_plan():
 def test_renegotiated_plans_fill_the_whole_lead_and_keep_to_limits():
     planner = Planner(LBBSP(), 2, 80)
     planner.set_lead(2)
-    state = {"rounds": 17, "costs": None, "rules": [LENGTHS], "noise": GradientNoise().state_dict()}
+    state = {"rounds": 17, "fixed_costs": None, "rules": [LENGTHS], "noise": GradientNoise().state_dict()}
     planner.renegotiate(state, [300.0, 100.0], [25, 0])
     assert planner.rounds == 17
     assert {(planner.plan(a).samples, planner.plan(a).micro_batches) for a in range(3)} == {((60, 20), (3, 1))}
@@ -67,7 +67,7 @@ def test_a_state_goes_on_with_the_very_same_plans():
     assert again.fits(state)
     again.load_state_dict(state)
     assert again.state_dict() == planner.state_dict()
-    assert state["expects"]["length_s"] > 0, "what is expected of the end of a round goes on, too"
+    assert state["anticipation"]["length_s"] > 0, "what is expected of the end of a round goes on, too"
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ class Comparison:
     def _require_noise(self) -> None:
         """Raise on all ranks, where the batch goes by the noise, if it cannot be measured."""
         finished = self._balancer.finished
-        if self._balancer.goodput is None or self._wire.size == 1 or finished is None:
+        if self._balancer.planner.goodput is None or self._wire.size == 1 or finished is None:
             return
         # Another rank's mean is another one: somebody reduces gradients later.
         apart = finished.table.disagreement("mean_square", ROUNDING)

@@ -40,7 +40,7 @@ class Noise:
     def leave_out(self) -> None:
         """Leave out a gradient that others weigh, too."""
         self._squares = None
-        if self._balancer.goodput is not None:
+        if self._balancer.planner.goodput is not None:
             raise ValueError(
                 "global_batch=Goodput(…) goes by each rank's own gradient, which a normalised loss hides; scale the "
                 "mean loss of this rank's batch, or give a global_batch that stays"

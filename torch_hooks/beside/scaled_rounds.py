@@ -97,8 +97,8 @@ class Beside:
     def __init__(
         self, balancer: Balancer, wire: TorchWire, prefix: str, reducer: Reducer, *, goes_by_time: bool
     ) -> None:
-        balancer.ways_out = _WAYS_OUT
-        balancer.kernels = kernels_here()
+        balancer.agreement.ways_out = _WAYS_OUT
+        balancer.agreement.kernels = kernels_here()
         self._balancer, self._meter = balancer, balancer.meter
         self._meter.rests = False
         self._times = DeviceTimes(balancer.policy.name, self._meter, needed=goes_by_time)

@@ -107,5 +107,5 @@ class Steps:
         self._balancer.meter.applying(waited=True)
         if self._advanced != self._balancer.rounds:  # once for several optimizers; a state may take rounds back
             self._advanced = self._balancer.rounds
-            self._balancer.advance(self._balancer.work.plan.total)
+            self._balancer.planner.advance(self._balancer.work.plan.total)
         self._rates.multiply(self._inside[-1])

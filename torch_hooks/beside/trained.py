@@ -64,7 +64,7 @@ class Trained:
         self._known = [weakref.ref(optimizer) for optimizer in optimizers]
         self._norm = ParameterNorm(_whole(optimizers))
         self._balancer.agreement.watch(self._norm.watched)
-        trained, decides = self.parameters(), self._balancer.goodput is not None
+        trained, decides = self.parameters(), self._balancer.planner.goodput is not None
         horovods = list(filter(is_horovods, optimizers)) if self._balancer.workers > 1 else []
         for optimizer in horovods:
             require_said(optimizer, self._reducer)

@@ -55,7 +55,7 @@ class Allreduce(Synchroniser):
     def __init__(self, trained: Trained, *, compression: Any = None, sparse_as_dense: bool = False) -> None:
         super().__init__(trained)
         self._wire = trained.wire.line()
-        self._balancer.kernels = kernels_here()
+        self._balancer.agreement.kernels = kernels_here()
         self._compression = compression
         self._layouts = Layouts(self._names, self._prefix, self._optimizer, trained.wire, as_dense=sparse_as_dense)
         self._bundles: list[Bundle | Rows] = []
@@ -80,7 +80,7 @@ class Allreduce(Synchroniser):
 
     def finish(self) -> None:
         """Sum what all ranks have gathered: gradients that did not arise here count as zeros."""
-        weight = self._balancer.weight
+        weight = self._balancer.gradient.factor
         now = bytes(map(_trained, self._names))
         changed, self._bundled = now != self._bundled, now
         if changed:
@@ -148,7 +148,7 @@ class Allreduce(Synchroniser):
             self._bundles.remove(self._carrier)
             self._bundles.append(self._carrier)
         numbers = sum(bundle.size for bundle in self._bundles)
-        self._every = rounds_per_measurement(numbers, decides=self._balancer.goodput is not None)
+        self._every = rounds_per_measurement(numbers, decides=self._balancer.planner.goodput is not None)
         self.thawed = True
 
     def _require_no_gradient_of_frozen(self) -> None:
@@ -164,7 +164,7 @@ class Allreduce(Synchroniser):
 
     def _look(self, gradient: torch.Tensor | None) -> None:
         """Note whether a gradient is finite. Not on an accelerator, for which the host would have to wait."""
-        if self._broken or self._balancer.allow_nan or not self._balancer.weight:
+        if self._broken or self._balancer.agreement.allow_nan or not self._balancer.gradient.factor:
             return
         if gradient is None or gradient.device.type != "cpu":
             return

@@ -125,9 +125,9 @@ class Gathered:
             for left in self._left.values():
                 left.tensor = None
             return
-        if self._balancer.rescale != 1.0:
+        if self._balancer.gradient.rescale != 1.0:
             self._require_left()
-            torch._foreach_mul_([p.grad for p in self._names if p.grad is not None], self._balancer.rescale)
+            torch._foreach_mul_([p.grad for p in self._names if p.grad is not None], self._balancer.gradient.rescale)
             for left in self._left.values():
                 if left.tensor is not None:
                     left.note(left.tensor, by_value=self._early)

@@ -35,7 +35,7 @@ class NeighbourAverage(Synchroniser):
             _Exchange(self._wire, same, partners, f"{self._prefix}.{i}")
             for i, same in enumerate(_alike(list(self._names)))
         ]
-        share = balancer.weight * balancer.workers  # of the round as planned: n n_last / X
+        share = balancer.gradient.factor * balancer.workers  # of the round as planned: n n_last / X
         self._post_table()
         self._await_table()
         mixed = [exchange.mixed() for exchange in exchanges]

@@ -74,7 +74,7 @@ def worker_processes_change_nothing() -> dict:
     return {
         "with": [float(v) for p in model.parameters() for v in p.detach().flatten()],
         "without": final(StaticAllocation([1, 3])),
-        "lead": balancer_of(balance).lead,
+        "lead": balancer_of(balance).planner.lead,
     }
 
 

@@ -92,7 +92,7 @@ def train(policy: Policy, optimizer: str, dtype: str, prefetch: int, built: bool
     start: list[np.ndarray] = []
 
     def saw(indices: np.ndarray) -> None:
-        if balancer_of(balance).weight > 0:  # otherwise it stands in for no data
+        if balancer_of(balance).gradient.factor > 0:  # otherwise it stands in for no data
             seen.setdefault(balance.rounds, []).extend(int(i) for i in indices)
             sizes.add(len(indices))
 

@@ -44,7 +44,7 @@ def train(
     start: list[np.ndarray] = []
 
     def saw(indices: np.ndarray) -> None:
-        if balancer_of(balance).weight > 0:
+        if balancer_of(balance).gradient.factor > 0:
             seen.setdefault(balance.rounds, []).append([int(i) for i in indices])
         time.sleep(SLOW_S * (hvd.rank() == 0))
 

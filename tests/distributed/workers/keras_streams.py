@@ -28,7 +28,7 @@ def watched(seen: list[tuple[int, list[int]]], balance: LoadBalance) -> Any:
             return super().train_step(batch)
 
     def note(numbers):
-        if balancer_of(balance).weight > 0:  # otherwise it stands in for no data
+        if balancer_of(balance).gradient.factor > 0:  # otherwise it stands in for no data
             seen.append((balance.rounds, [int(i) for i in numbers]))
 
     inputs = keras.layers.Input((FEATURES + 1,))

@@ -188,7 +188,7 @@ def options() -> dict[str, Any]:
     """What a loader of the Trainer's own would heed."""
     trainer = trainer_of("tokens", [], 1, num_train_epochs=1, dataloader_drop_last=True, dataloader_num_workers=1)
     trainer.train()
-    return {"steps": trainer.state.global_step, "lead": balancer_of(trainer.balance).lead}
+    return {"steps": trainer.state.global_step, "lead": balancer_of(trainer.balance).planner.lead}
 
 
 def adapting() -> LoadBalance:

@@ -56,7 +56,7 @@ class Rank:
     def __init__(self, order, plans, least, random):
         self.plans = plans
         plans.policy.keeps_total, plans.global_batch = False, least
-        self.cutter = Cutter(order, plans, drop_last=least > 1)
+        self.cutter = Cutter(order, plans, plans.rank, drop_last=least > 1)
         self._random = random
         self._pending = deque()
         self._source = self.cutter.micro_batches()
@@ -259,7 +259,7 @@ def test_no_rank_is_without_its_share_where_an_epoch_has_one_for_all(
         plans.set_lead(0 if whole_stream else lead)
         plans.rank = rank
         order = SharedStream(lambda epoch: range(length)) if whole_stream else SharedPermutation(length)
-        cutter = Cutter(order, plans)
+        cutter = Cutter(order, plans, plans.rank)
         cutter.begin()
         cuts = []
         while cutter.more:
@@ -283,14 +283,14 @@ def test_no_rank_is_without_its_share_where_an_epoch_has_one_for_all(
 def test_a_remainder_makes_no_micro_batch_larger_than_the_policy_allows():
     order, plans = SharedPermutation(9), Planner(BSP(max_micro_batch=4), 2, 8)
     plans.rank = 0
-    cutter = Cutter(order, plans)
+    cutter = Cutter(order, plans, plans.rank)
     cutter.begin()
     assert cutter.cut().plan == RoundPlan((5, 4), (2, 1))
     assert not cutter.more
 
 
 def test_an_epoch_that_is_wanted_begins_unless_it_is_the_one_to_go_on_with():
-    cutter = Cutter(SharedPermutation(10), Plans(0, 1, 0, 0))
+    cutter = Cutter(SharedPermutation(10), Plans(0, 1, 0, 0), 0)
     assert (cutter.begin(), cutter.order.epoch, cutter.epoch) == (True, 0, 1)
     cutter.stop()
     cutter.want(0)
@@ -306,12 +306,12 @@ def test_an_epoch_with_nothing_left_for_a_round_of_then_is_over():
         order = SharedPermutation(10)
         plans = Plans(0, 1, 0, 0)
         plans.policy.keeps_total, plans.global_batch = False, least
-        cutter = Cutter(order, plans, drop_last=True)
+        cutter = Cutter(order, plans, plans.rank, drop_last=True)
         cutter.begin()
         for _ in range(2):
             order.take(whole, 0)
             order.finish([4])
-        other = Cutter(SharedPermutation(10), Plans(0, 1, 0, 0))
+        other = Cutter(SharedPermutation(10), Plans(0, 1, 0, 0), 0)
         other.load_state_dict(cutter.state_dict())
         assert (other.epoch_at_hand == 0) == goes_on
 

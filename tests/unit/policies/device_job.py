@@ -58,12 +58,12 @@ class DeviceJob:
 
     @property
     def shares(self) -> tuple[int, ...]:
-        return self.balancers[0].plan(self.balancers[0].lead).samples
+        return self.balancers[0].plan(self.balancers[0].planner.lead).samples
 
     def rounds(self, count: int, short: int | None = None) -> None:
         for _ in range(count):
             self.round(short)
-            assert len({balancer.plan(balancer.lead) for balancer in self.balancers}) == 1
+            assert len({balancer.plan(balancer.planner.lead) for balancer in self.balancers}) == 1
 
     def round(self, short: int | None = None) -> None:
         vectors = []
@@ -103,7 +103,7 @@ class DeviceJob:
 
     def makespan_s(self, plan: RoundPlan | None = None) -> float:
         """By the true curves."""
-        plan = self.balancers[0].plan(self.balancers[0].lead) if plan is None else plan
+        plan = self.balancers[0].plan(self.balancers[0].planner.lead) if plan is None else plan
         return max(
             self.factor[rank] * sum(device.seconds(size) for size in plan.sizes(rank))
             for rank, device in enumerate(self.devices)

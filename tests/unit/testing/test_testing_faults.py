@@ -40,7 +40,7 @@ def job(tmp_path):
 
     def rounds(count, rank=0, policy=BSP, first=0):
         balancer = Balancer(policy(), rank, rank + 1, 10 * (rank + 1), clock=clock)
-        balancer._planner.rounds = first
+        balancer.planner.rounds = first
         faults.attach(SimpleNamespace(_session=SimpleNamespace(balancer=balancer, meter=balancer.meter)))
         rows = []
         for _ in range(count):

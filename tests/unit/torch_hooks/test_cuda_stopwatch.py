@@ -131,9 +131,9 @@ def train(device: Device, balancer: Balancer, work_s: float, sum_s: float, *, ho
     if host_waits:
         device.synchronise()
     balancer.agree(vector)
-    balancer.applying()
+    balancer.meter.applying()
     device.launch(0.0625)
-    balancer.applied(1e-5)
+    balancer.meter.applied(1e-5)
 
 
 @pytest.mark.parametrize("host_waits", [True, False], ids=["the host waits for sums", "the host runs ahead"])

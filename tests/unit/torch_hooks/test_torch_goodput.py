@@ -299,7 +299,7 @@ def test_a_schedule_that_counts_steps_is_told_of_progress(caplog):
 @pytest.mark.parametrize("capturable", [False, True])
 def test_rates_are_the_users_own_outside_of_the_update_and_in_hooks_of_the_step(capturable):
     balancer = Balancer(BSP(), 0, 1, 8, clock=time.monotonic)
-    balancer.rate_factor = 1.5
+    balancer.planner.rate_factor = 1.5
     parameter = torch.nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([parameter], lr=torch.tensor(0.5) if capturable else 0.5)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
