@@ -11,7 +11,7 @@ import torch.distributed as dist
 from _costs_rank import FIRST, GLOBAL_BATCH, TICK, Job, join_job
 
 from hvd_hetero.data.sample_costs import SampleCosts
-from hvd_hetero.measurement.cost_meter import CostMeter
+from hvd_hetero.measurement.cost_fit import CostMeter
 from hvd_hetero.testing import report
 from torch_hooks.beside.shares import Shares
 from torch_hooks.data.counting import Weights

@@ -84,7 +84,7 @@ def main() -> None:
             policy_of(job["policy"], hvd.size()), global_batch=global_batch(job, hvd.size()),
             sync=job.get("sync", "allreduce"), telemetry=telemetry(job, state.resets),
         )  # fmt: skip
-        balance._session.balancer._clock = balance._session.balancer.meter._clock = clock
+        balance._session.balancer.meter.batch.clock = clock
         if job.get("stream"):
             loader = BalancedLoader(Stream(job["samples"]), balance, stream=job["stream"])
         else:

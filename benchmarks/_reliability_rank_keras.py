@@ -82,7 +82,7 @@ def main() -> None:
         )  # fmt: skip
         session = balance._session
         balancer = session.balancer
-        balancer._clock = balancer.meter._clock = clock
+        balancer.meter.batch.clock = clock
         faults.attach(balance, state)
 
         def watch(x: Any, y: Any) -> Any:

@@ -58,7 +58,7 @@ WEIGHS_NOTHING = (
     "weight_of gave 0 for every batch of round {} (or masks hid all of it), on all ranks, so there is no mean to take; "
     "give each round some to learn from, by a larger global_batch or by leaving out samples that count for nothing"
 )
-_STATE_VERSION = 6
+_STATE_VERSION = 7
 
 
 class _State(enum.Enum):
@@ -127,7 +127,6 @@ class Balancer:
             profile=self.policy.profile(), weighs_fixed_cost=self.planner.fixed_costs is not None,
         )  # fmt: skip
         self.gradient = GradientWeight()
-        self._clock = clock
         self._state = _State.AGREED
         self._work = MicroBatch(self.plan(), 0)
         self._wait_s = (math.nan, math.nan)
@@ -265,7 +264,7 @@ class Balancer:
             raise HeteroError(
                 f"round {self.rounds}: rank {self.rank} has no memory for one sample; {self.agreement.ways_out.memory}"
             )
-        each = self.meter.work_of(self._work) / size or 1.0
+        each = self.meter.learner.work_of(self._work) / size or 1.0
         if again:
             self._reset_round()
         else:
@@ -339,13 +338,13 @@ class Balancer:
         All sums have arrived. ``summed`` is the table; None if ``hear`` has taken it.
         """
         self._expect(_State.SYNCHRONISING)
-        now = self._clock()
+        now = self.meter.batch.clock()
         if summed is not None:
             self.hear(summed)
         assert self._heard is not None, "hear() comes first"
         table, self._heard = self._heard, None
         # If layers exchanged, too, the table has one time for all transfers; the last one's own is not known.
-        self._wait_s = now - self.meter.done_at, math.nan if self.meter.was_held_up else table.transfer_s
+        self._wait_s = now - self.meter.batch.done_at, math.nan if self.meter.round.held_s > 0 else table.transfer_s
         finished = FinishedRound(self.rounds, self._work.epoch, self._work.plan, table, now - self._agreed_at)
         self.planner.learn(finished)
         self.planner.advance(table.total)
@@ -395,7 +394,7 @@ class Balancer:
         self.meter.done(self._work.samples, self._work.counts, self._work.figures)
         short = self.planner.is_short(self._work.plan)
         self.planner.go_on()
-        self._agreed_at = self._clock()
+        self._agreed_at = self.meter.batch.clock()
         self._state = _State.AGREED
         return self._work, short
 
@@ -404,10 +403,6 @@ class Balancer:
         self.planner.revise(finished, short=short)
         self._tell(finished)
         self._know_fixed_cost()
-
-    def now(self) -> float:
-        """Seconds on this rank's clock."""
-        return self._clock()
 
     def _tell(self, finished: FinishedRound) -> None:
         if self.planner.noise.rounds:
@@ -420,9 +415,10 @@ class Balancer:
             self.observer(finished)
 
     def _know_fixed_cost(self) -> None:
-        if self.meter.pace is not None and self.planner.fixed_costs is not None:
-            self.meter.pace.know(float(self.planner.fixed_costs.samples[self.rank]))
-        costs, rule = self.meter.costs, self.planner.rule(self.planner.lead)
+        learner = self.meter.learner
+        if learner.pace is not None and self.planner.fixed_costs is not None:
+            learner.pace.know(float(self.planner.fixed_costs.samples[self.rank]))
+        costs, rule = learner.costs, self.planner.rule(self.planner.lead)
         if costs is not None and self.finished is not None and rule != LENGTHS:
             costs.agree(rule, *(float(self.finished.table.column(name).sum()) for name in ("work", "samples")))
 
@@ -467,10 +463,10 @@ class Balancer:
         """
         self._expect(_State.AGREED)
         self.gradient.of_sample = 1.0  # on all ranks alike
-        if same_ranks and self.planner.fits(common):
+        if same_ranks:
             try:
                 self.planner.load_state_dict(common)
-            except ValueError as error:  # the policy has other options now
+            except ValueError as error:  # the policy or its options are others now
                 logger.warning("shares are negotiated again: %s", error)
             else:
                 return True

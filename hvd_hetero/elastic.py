@@ -124,7 +124,7 @@ class Survival:
             return True
         if self._own is not None:
             self._load_own(balancer)
-        prospect = balancer.meter.expected(), balancer.meter.limit
+        prospect = balancer.meter.learner.expected(), balancer.meter.limit
         ranks = wire.allgather_object((self._rank, prospect), name=f"{prefix}.survivors")
         came_from, prospects = zip(*ranks, strict=True)
         same = list(came_from) == list(range(common["workers"]))  # of the commit: its first few ranks are not all

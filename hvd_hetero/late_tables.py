@@ -47,7 +47,7 @@ class LateTables:
         self._balancer = balancer
         self._rounds: list[MicroBatch] = []
         self._short = False
-        self._began_at = balancer.now()
+        self._began_at = balancer.meter.batch.clock()
         self._under_way: tuple[int, MicroBatch, float, bool] | None = None
 
     @property
@@ -84,12 +84,12 @@ class LateTables:
             **figures,
             **meter.row(),
         )
-        now = balancer.now()
+        now = meter.batch.clock()
         self._under_way = balancer.rounds - 1, last, (now - self._began_at) / rounds, self._short
         self._began_at = now
         self._rounds = []
         self.sent += 1
-        meter.end_round(meter.done_at)
+        meter.end_round(meter.batch.done_at)
         meter.rest()
         return report.vector(balancer.rank, balancer.workers)
 

@@ -202,10 +202,6 @@ class Planner(Kept):
         self._rules = deque([CostRule(*state["rules"][-1])] * len(self._plans))
         self.rounds = state["rounds"]
 
-    def fits(self, state: Mapping[str, Any]) -> bool:
-        """Return whether the plans of that state can go on as they are."""
-        return not self._other_terms(state) and len(state["plans"]) == self.lead + 1
-
     @property
     def _terms(self) -> dict[str, Any]:
         """What a state must have in common with this training."""
@@ -218,10 +214,6 @@ class Planner(Kept):
             "adapts": self.goodput is not None,
             "begins": begins,
         }
-
-    def _other_terms(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the terms of that state that differ. A missing one counts as equal: old states lack the first plan."""
-        return {name: state[name] for name, mine in self._terms.items() if state.get(name, mine) != mine}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the plans decided and the policy's state, as plain data; the same on every rank."""
@@ -251,7 +243,7 @@ class Planner(Kept):
     def require_fitting(self, state: Mapping[str, Any]) -> None:
         """Raise if the plans of that state cannot go on as they are."""
         mine = self._terms
-        if others := self._other_terms(state):
+        if others := {name: state[name] for name in mine if state[name] != mine[name]}:
             raise ValueError(
                 f"the state is of a training with {others}, this one has { {name: mine[name] for name in others} }; "
                 "resume with the same, or begin again with the model's parameters alone"

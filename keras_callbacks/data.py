@@ -10,12 +10,11 @@ import numpy as np
 import tensorflow as tf
 
 from hvd_hetero.checks import integer
-from hvd_hetero.data.ending_shard import EndingShard
 from hvd_hetero.data.permutation import SharedPermutation
 from hvd_hetero.data.same_data import marks_of
 from hvd_hetero.data.sample_costs import NO_COSTS, CostOf, SampleCosts
 from hvd_hetero.data.sample_order import SampleOrder
-from hvd_hetero.data.stream_orders import SharedStream
+from hvd_hetero.data.stream_orders import EndingShard, SharedStream
 from keras_callbacks.load_balance import LoadBalance
 from keras_callbacks.pipeline.alike import check_alike, check_single, compared
 from keras_callbacks.pipeline.balanced_dataset import BalancedDataset
@@ -138,7 +137,7 @@ def resize_batches(
     def rounds_of(order: SampleOrder, batch_of: Callable[[Any], Any], **options: Any) -> RoundQueue:
         if cost_of is not None:
             costs = (lambda sample: sample[-1]) if is_stream and callable(cost_of) else cost_of
-            fit, length = session.balancer.meter.learns_costs(), None if is_stream else order.size
+            fit, length = session.balancer.meter.learner.learns_costs(), None if is_stream else order.size
             order.costs = SampleCosts.of(
                 costs, session.policy, fit, length, max_micro_batch_cost, shared=stream != "shard"
             )

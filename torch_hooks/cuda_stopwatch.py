@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from hvd_hetero.measurement.passes import Passes
+from hvd_hetero.measurement.batch_timer import Passes
 from hvd_hetero.measurement.speed_meter import SpeedMeter
 from hvd_hetero.measurement.stopwatch import Lap
 

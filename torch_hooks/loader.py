@@ -165,7 +165,7 @@ class BalancedLoader:
         """The dataset, as given."""
         if cost_of is not None:
             size = None if self._streams else len(dataset)  # type: ignore[arg-type]  # maps have a length
-            fit = session.balancer.meter.learns_costs()
+            fit = session.balancer.meter.learner.learns_costs()
             order.costs = SampleCosts.of(
                 cost_of, session.policy, fit, size, max_micro_batch_cost, shared=stream != "shard"
             )

@@ -56,7 +56,7 @@ class Shortage:
     def begins(self, *, cramped: bool) -> None:
         """Begin a micro-batch; ``cramped``: right after one that did not fit."""
         self._micro_batches += 1
-        if self._micro_batches == 2 and not self._survives and self._meter.profile is not None:
+        if self._micro_batches == 2 and not self._survives and self._meter.learner.profile is not None:
             policy = self._balancer.policy.name
             logger.warning("policy %r tries larger batches than you have tried, %s", policy, _WAY_OUT)
         self._cramped = cramped

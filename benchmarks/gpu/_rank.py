@@ -286,7 +286,7 @@ def unequal(name: str, device: str, cycles: int, slow: Callable[[Training], None
         for _ in range(rounds):
             next(schemes[scheme])
     rates = rates_of(schemes, batch, cycles, device)
-    profile = balance._session.meter.profile
+    profile = balance._session.meter.learner.profile
     gamma = None if profile is None or profile.gamma is None else profile.gamma
     return {
         "rates": rates, "oracle": list(by_hand.plan), "now": list(balance.plan),

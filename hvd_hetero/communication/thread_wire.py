@@ -125,19 +125,15 @@ class ThreadWire:
 
     def broadcast_object(self, obj: Any, root_rank: int, name: str) -> Any:
         """Return rank ``root_rank``'s object, on every rank."""
-
-        def copies(objects: Sequence[Any]) -> list[Any]:
-            return [copy.deepcopy(objects[root_rank]) for _ in objects]
-
-        return self.result(self._come("an object of one rank", name, obj, copies))
+        return self.result(
+            self._come("an object of one rank", name, obj, lambda of: [copy.deepcopy(of[root_rank]) for _ in of])
+        )
 
     def allgather_object(self, obj: Any, name: str) -> Sequence[Any]:
         """Return every rank's object, in order of rank."""
-
-        def copies(objects: Sequence[Any]) -> list[Any]:
-            return [copy.deepcopy(objects) for _ in objects]
-
-        gathered: Sequence[Any] = self.result(self._come("an object of each rank", name, obj, copies))
+        gathered: Sequence[Any] = self.result(
+            self._come("an object of each rank", name, obj, lambda of: [copy.deepcopy(of) for _ in of])
+        )
         return gathered
 
     def done(self, handle: Meeting) -> bool:

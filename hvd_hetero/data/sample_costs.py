@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from hvd_hetero.allocation.by_cost import cut, divide, divide_padded, latest, needed, room
 from hvd_hetero.checks import FloatArray, IntArray
-from hvd_hetero.measurement.cost_meter import CostMeter
+from hvd_hetero.measurement.cost_fit import CostMeter
 from hvd_hetero.policies.policy import Policy
 from hvd_hetero.rounds import LENGTHS, NO_SAMPLES, CostRule, RoundPlan, SampleFigures
 

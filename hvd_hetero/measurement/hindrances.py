@@ -35,24 +35,24 @@ A file that is absent, may not be read or cannot be understood counts as one wit
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import re
+import time
 from collections.abc import Callable, Collection
 from dataclasses import astuple, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-import psutil
-
-from hvd_hetero.measurement.control_groups import ControlGroups, quota
-from hvd_hetero.measurement.garbage import collecting_s
+from hvd_hetero.measurement import kernel
+from hvd_hetero.measurement.readings import ResourceMeter
 
 _Value = TypeVar("_Value")
 
+_LEISURE_S = 1.0  # how often figures that serve only the report are read
 _USED_UP = 0.9  # of a quota: it is enforced by the slice, a few milliseconds
-_UNREADABLE = (OSError, ValueError, LookupError, ZeroDivisionError, psutil.Error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class HindranceMeter:
     """Reads the counters; each `read` covers the time since the one before.
 
     ``clock`` is monotonic, in seconds. ``proc``, ``cgroup`` and ``cpus`` are where the kernel's files are; ``affinity``
-    returns the cores that the process may use (psutil's answer unless given).
+    returns the cores that the process may use (those of its affinity unless given).
     """
 
     def __init__(
@@ -105,17 +105,16 @@ class HindranceMeter:
         proc: str | Path = "/proc",
         cgroup: str | Path = "/sys/fs/cgroup",
         cpus: str | Path = "/sys/devices/system/cpu",
-        affinity: Callable[[], Collection[int]] | None = None,
+        affinity: Callable[[], Collection[int]] = kernel.own_cores,
     ) -> None:
         self._clock = clock
         self._proc, self._cpus = Path(proc), Path(cpus)
-        self._affinity = affinity if affinity is not None else lambda: psutil.Process().cpu_affinity() or ()
-        self._tick_s = 1.0 / os.sysconf("SC_CLK_TCK")
+        self._affinity = affinity
         nowhere: tuple[list[Path], list[Path]] = ([], [])
         first, second = _known(partial(_groups, self._proc / "self", Path(cgroup)), nowhere)
         self._limiting = [*first, *second]
         pressures = (group / "memory.pressure" for group in second)
-        self._pressure = next((path for path in pressures if _text(path)), None)
+        self._pressure = next((path for path in pressures if _known(partial(kernel.text_of, path), "")), None)
         self._before = self._count()
 
     def read(self) -> Hindrances:
@@ -164,9 +163,9 @@ class HindranceMeter:
             stolen_s,
             processes_s,
             idle_s,
-            _known(lambda: sum(map(int, self._own_stat()[11:13])) * self._tick_s, 0.0),
+            _known(partial(kernel.own_s, self._proc), 0.0),
             _known(self._stalled_s, 0.0),
-            _known(lambda: int(self._own_stat()[9]), 0),
+            _known(lambda: int(kernel.own_stat(self._proc)[9]), 0),
             collecting_s(),
             _known(self._sent, 0),
         )
@@ -175,74 +174,84 @@ class HindranceMeter:
         found = {}
         folder = str(self._proc / "self" / "task")
         for thread in os.listdir(folder):
-            ran, ready, *_ = _text(f"{folder}/{thread}/schedstat").split() or (0, 0)
+            ran, ready, *_ = kernel.text_of(f"{folder}/{thread}/schedstat").split() or (0, 0)
             found[thread] = (int(ran), int(ready))
         return found if any(map(any, found.values())) else {}
 
     def _quotas(self) -> list[float]:
-        return [_known(partial(quota, group), math.inf) for group in self._limiting]
-
-    def _own_stat(self) -> list[str]:
-        return _text(self._proc / "self" / "stat").rpartition(")")[2].split()  # from field 3, the state, on
+        return [_known(partial(kernel.quota, group), math.inf) for group in self._limiting]
 
     def _cores(self) -> tuple[int, float, float, float, float]:
         """Return how many cores this process may use, and how long they were busy, stolen, used by processes, idle."""
-        cores = set(self._affinity())
-        busy = stolen = processes = idle = 0
-        for line in _text(self._proc / "stat").splitlines()[1:]:
-            if not line.startswith("cpu"):
-                break  # the cores come first
-            name, user, nice, system, nothing, iowait, irq, softirq, steal, *_ = line.split()
-            if int(name[3:]) in cores:
-                processes += sum(map(int, (user, nice, system)))
-                busy += sum(map(int, (user, nice, system, irq, softirq, steal)))
-                stolen += int(steal)
-                idle += int(nothing) + int(iowait)
-        tick_s = self._tick_s
-        return len(cores), busy * tick_s, stolen * tick_s, processes * tick_s, idle * tick_s
+        cores, each = set(self._affinity()), kernel.core_ticks(self._proc)
+        mine = zip(*(each[core] for core in cores & each.keys()), strict=True)
+        user, nice, system, idle, iowait, irq, softirq, stolen = (ticks * kernel.TICK_S for ticks in map(sum, mine))
+        processes_s = user + nice + system
+        return len(cores), processes_s + irq + softirq + stolen, stolen, processes_s, idle + iowait
 
     def _stalled_s(self) -> float:
-        text = _text(self._pressure or self._proc / "pressure" / "memory")
+        text = kernel.text_of(self._pressure or self._proc / "pressure" / "memory")
         found = re.search(r"^some .*total=(\d+)", text, re.MULTILINE)
         return int(found[1]) * 1e-6 if found else 0.0
 
     def _frequency(self) -> float:
-        core = int(self._own_stat()[36])  # where it ran last
+        core = int(kernel.own_stat(self._proc)[36])  # where it ran last
         folder = self._cpus / f"cpu{core}" / "cpufreq"
-        now, highest = (int(_text(folder / name)) for name in ("scaling_cur_freq", "cpuinfo_max_freq"))
+        now, highest = (int(kernel.text_of(folder / name)) for name in ("scaling_cur_freq", "cpuinfo_max_freq"))
         return _share(now, highest)
 
     def _sent(self) -> int:
-        lines = _text(self._proc / "self" / "net" / "dev").splitlines()[2:]
+        lines = kernel.text_of(self._proc / "self" / "net" / "dev").splitlines()[2:]
         interfaces = (line.partition(":") for line in lines)
         return sum(int(counts.split()[8]) for name, _, counts in interfaces if name.strip() != "lo")  # what leaves it
 
 
-def _text(path: Path | str) -> str:
-    """Return a file's text; "" if it cannot be read: a counter that is not there counts nothing."""
-    try:
-        with open(path, "rb", buffering=0) as file:
-            return file.readall().decode("ascii", "replace")
-    except OSError:
-        return ""
+class Surroundings:
+    """The latest readings of one rank, of what its speed goes with and what hinders it; not known without a meter."""
+
+    def __init__(self, drivers: ResourceMeter | None, hindrances: HindranceMeter | None, now: float) -> None:
+        self._drivers, self._hindrances = drivers, hindrances
+        self._hindered = {} if hindrances is None else Hindrances().row()
+        self._read_at = now
+        self.cpu = self.memory = math.nan
+        self.read_drivers()
+
+    def read_drivers(self) -> None:
+        """Read the CPU and memory that are available."""
+        if self._drivers is not None:
+            reading = self._drivers.read()
+            self.cpu, self.memory = reading.cpu, reading.memory
+
+    def read_at_leisure(self, now: float, *, drivers: bool) -> None:
+        """Read what serves only the report, if that is long ago."""
+        if now - self._read_at > _LEISURE_S:
+            self._read_at = now
+            if drivers:
+                self.read_drivers()
+            if self._hindrances is not None:
+                self._hindered = self._hindrances.read().row()
+
+    def row(self) -> dict[str, float]:
+        """Return the figures for the table."""
+        return {"cpu": self.cpu, "memory": self.memory, **self._hindered}
 
 
 def _known(measure: Callable[[], _Value], otherwise: _Value) -> _Value:
     try:
         return measure()
-    except _UNREADABLE:
+    except kernel.UNREADABLE:
         return otherwise
 
 
 def _groups(process: Path, root: Path) -> tuple[list[Path], list[Path]]:
     """Return the groups that may limit a process, of version 1 and of version 2."""
-    groups = ControlGroups(process, root)
+    groups = kernel.ControlGroups(process, root)
     return groups.levels("cpu"), groups.levels("")
 
 
 def _throttled_s(group: Path) -> float:
     """Return for how long a group's processes have been held back, by either version's file."""
-    stat = _text(group / "cpu.stat").split()
+    stat = kernel.text_of(group / "cpu.stat").split()
     name, unit_s = ("throttled_usec", 1e-6) if "throttled_usec" in stat else ("throttled_time", 1e-9)
     return int(stat[stat.index(name) + 1]) * unit_s
 
@@ -259,3 +268,34 @@ def _since(old: dict[str, tuple[int, int]], new: dict[str, tuple[int, int]]) -> 
 
 def _share(part: float, whole: float) -> float:
     return min(max(part / whole, 0.0), 1.0) if whole > 0 else 0.0
+
+
+class _Collections:
+    """The time that this process has spent in Python's garbage collector.
+
+    The interpreter calls back before and after each collection, in whatever thread it happens. Collections do not
+    overlap, so one beginning is kept. The callbacks stay for the life of the process; a pair of them costs about a
+    microsecond.
+    """
+
+    def __init__(self) -> None:
+        self.total_s = 0.0
+        self._began_s = 0.0
+
+    def __call__(self, phase: str, info: dict[str, Any]) -> None:
+        """Take the time of a collection; ``phase`` is "start" or "stop"."""
+        now_s = time.perf_counter()
+        if phase == "start":
+            self._began_s = now_s
+        else:
+            self.total_s += now_s - self._began_s
+
+
+_collections = _Collections()
+
+
+def collecting_s() -> float:
+    """Return the seconds of all collections since the first call."""
+    if _collections not in gc.callbacks:
+        gc.callbacks.append(_collections)
+    return _collections.total_s

@@ -44,14 +44,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-import psutil
-
-from hvd_hetero.measurement.control_groups import ControlGroups, memory, quota, text_of
+from hvd_hetero.measurement import kernel
 
 log = logging.getLogger(__name__)
 
 _WINDOW_S = 0.5
-_UNREADABLE = (OSError, ValueError, LookupError, ZeroDivisionError, psutil.Error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +74,7 @@ class ResourceMeter:
     """Reads the drivers. Call it in every step: it looks at most every ``interval_s``, and else repeats itself.
 
     ``clock`` is monotonic, in seconds. ``proc`` and ``cgroup`` are the roots of the two file systems; ``affinity``
-    returns the cores that the process may use (psutil's answer unless given).
+    returns the cores that the process may use (those of its affinity unless given).
     """
 
     def __init__(
@@ -87,19 +84,18 @@ class ResourceMeter:
         interval_s: float = 0.1,
         proc: str | Path = "/proc",
         cgroup: str | Path = "/sys/fs/cgroup",
-        affinity: Callable[[], Collection[int]] | None = None,
+        affinity: Callable[[], Collection[int]] = kernel.own_cores,
     ) -> None:
         if not (math.isfinite(interval_s) and interval_s >= 0):
             raise ValueError(f"interval_s: must be a finite number of seconds, 0 or more, got {interval_s!r}")
         self._clock, self._interval_s = clock, float(interval_s)
         self._proc = Path(proc)
-        self._affinity = affinity if affinity is not None else lambda: psutil.Process().cpu_affinity() or ()
+        self._affinity = affinity
         self._used, self._told = deque[_Used](), set[str]()
         self._read_at_s = -math.inf
         self._latest = Resources(math.nan, math.nan)
         self._niced = os.getpriority(os.PRIO_PROCESS, 0) > 0
-        self._tick_s = 1.0 / os.sysconf("SC_CLK_TCK")
-        groups = ControlGroups(self._proc / "self", Path(cgroup))
+        groups = kernel.ControlGroups(self._proc / "self", Path(cgroup))
         self._quotas = [*groups.levels("cpu"), *groups.levels("")]
         self._accounts = groups.beside("cpu", "cpuacct")
         self._limits = [*groups.levels("memory"), *groups.levels("")]
@@ -117,7 +113,7 @@ class ResourceMeter:
     def _known(self, name: str, measure: Callable[[], float]) -> float:
         try:
             return measure()
-        except _UNREADABLE as error:
+        except kernel.UNREADABLE as error:
             if name not in self._told:
                 self._told.add(name)
                 log.warning("the %s driver is not known, prediction goes on without it: %r", name, error)
@@ -125,10 +121,10 @@ class ResourceMeter:
 
     def _cpu(self, now_s: float) -> float:
         cores = self._cores()
-        quotas = {group: allowed for group in self._quotas if (allowed := quota(group)) < math.inf}
+        quotas = {group: allowed for group in self._quotas if (allowed := kernel.quota(group)) < math.inf}
         free = [float(len(cores)), *quotas.values()]
         accounts = {path: self._group_s(path) for path in quotas}
-        new = _Used(now_s, self._busy_s(), self._own_s(), accounts, min(free))
+        new = _Used(now_s, self._busy_s(), kernel.own_s(self._proc), accounts, min(free))
         old = self._remember(new)
         span_s, own_s = now_s - old.at_s, new.own - old.own
         allowed_s = sum(a.allowed * (b.at_s - a.at_s) for a, b in pairwise(self._used))
@@ -150,31 +146,24 @@ class ResourceMeter:
         for group in self._cpusets:
             # The kernel keeps the affinity inside the cpuset; this matters where the affinity comes from elsewhere.
             names = ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus")
-            if text := next(filter(None, (text_of(group / name) for name in names)), ""):
+            if text := next(filter(None, (kernel.text_of(group / name) for name in names)), ""):
                 cores &= _core_list(text)
         if not cores:
             raise ValueError("affinity and cpuset have no core in common")
         return cores
 
     def _busy_s(self) -> dict[int, float]:
-        busy = {}
-        for line in (self._proc / "stat").read_text().splitlines()[1:]:
-            if not line.startswith("cpu"):
-                break  # the cores come first
-            name, user, nice, system, _idle, _iowait, *rest = line.split()
-            ticks = [user, system, *rest[:3], nice if self._niced else 0]  # rest: irq, softirq, steal; guest is in user
-            busy[int(name[3:])] = sum(map(int, ticks)) * self._tick_s
-        return busy
-
-    def _own_s(self) -> float:
-        after_name = (self._proc / "self" / "stat").read_text().rpartition(")")[2].split()
-        return (int(after_name[11]) + int(after_name[12])) * self._tick_s  # utime, stime
+        each = kernel.core_ticks(self._proc).items()
+        return {
+            core: (user + system + sum(others) + nice * self._niced) * kernel.TICK_S
+            for core, (user, nice, system, _idle, _iowait, *others) in each
+        }
 
     def _group_s(self, path: Path) -> float:
-        usage_ns = text_of(self._accounts[path] / "cpuacct.usage") if path in self._accounts else ""
+        usage_ns = kernel.text_of(self._accounts[path] / "cpuacct.usage") if path in self._accounts else ""
         if usage_ns:
             return int(usage_ns) * 1e-9
-        stat = text_of(path / "cpu.stat").split()
+        stat = kernel.text_of(path / "cpu.stat").split()
         return int(stat[stat.index("usage_usec") + 1]) * 1e-6 if "usage_usec" in stat else 0.0
 
     def _memory(self) -> float:
@@ -182,7 +171,8 @@ class ResourceMeter:
         limit, free = (float(machine[key].split()[1]) * 1024 for key in ("MemTotal", "MemAvailable"))
         machine_bytes = limit
         for group in self._limits:
-            allowed, used = memory(group, machine_bytes)  # a limit of the machine's size or above holds no rank back
+            # A limit of the machine's size or above holds no rank back.
+            allowed, used = kernel.memory(group, machine_bytes)
             limit, free = min(limit, allowed), min(free, allowed - used)
         return min(1.0, max(0.0, free / limit)) if limit > 0 else 0.0
 

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from hvd_hetero.measurement.control_groups import memberships, text_of
+from hvd_hetero.measurement.kernel import memberships, text_of
 
 PREFIX = "hvd-hetero"
 _MIN_QUOTA_US = 1_000  # the kernel refuses less, for period and quota alike

@@ -15,14 +15,13 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from hvd_hetero.consistency import require_finite, settings_of
+from hvd_hetero.consistency import WatchedParameter, kernels, piece_of, require_finite, settings_of, shown
 from hvd_hetero.data.sample_order import Cut
 from hvd_hetero.errors import RoundStateError
 from hvd_hetero.measurement.gradient_noise import rounds_per_measurement
 from hvd_hetero.measurement.memory_errors import DONE_IN_PARTS, not_done_again
 from hvd_hetero.rounds import MicroBatch
 from hvd_hetero.session import Session
-from hvd_hetero.witness import WatchedParameter, kernels, piece_of, shown
 from keras_callbacks.keras_versions import follows_schedule, hyper_parameters, scales_losses
 from keras_callbacks.pipeline.queue import RoundQueue
 from keras_callbacks.step.device import Device
@@ -74,7 +73,7 @@ class RoundCalls:
         self._timed = device if core.goes_by_time else None
         core.meter.queued = device is not None and self._timed is None
         gathers = core.policy.accumulates and not core.policy.updates_locally
-        self.repeats = gathers and (device is not None or core.meter.profile is not None)
+        self.repeats = gathers and (device is not None or core.meter.learner.profile is not None)
         """True if a round that runs out of memory is done again, until its gathered gradient leaves."""
         self.batch: tuple[Any, ...] = ()
         """The batch of the current round, part by part, if it is kept to be done again."""

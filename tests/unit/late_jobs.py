@@ -41,7 +41,7 @@ class Job:
                 balancer.meter.done(samples)
         end = max(clock.now for clock in self.clocks) + 0.01
         for balancer, clock, tables in zip(self.balancers, self.clocks, self.tables, strict=True):
-            balancer.meter.done_at = clock.now
+            balancer.meter.batch.done_at = clock.now
             balancer.meter.waited(end - clock.now)
             tables.close_round()
             clock.now = end

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from hvd_hetero.balancer import Balancer
+from hvd_hetero.consistency import WatchedParameter
 from hvd_hetero.errors import HeteroError, PlanMismatchError, RoundStateError
 from hvd_hetero.policies import BSP, LBBSP, NonBlocking
 from hvd_hetero.rounds import FinishedRound, MicroBatch, RoundPlan
-from hvd_hetero.witness import WatchedParameter
 
 
 class Clock:
@@ -170,7 +170,7 @@ def test_a_round_that_there_was_time_to_learn_from_is_learned_once():
     job = Job(LBBSP("memoryless"), [1e5, 1e5], 40)
     learned = []
     for balancer in job.balancers:
-        balancer.meter.predictor.update = lambda *told, of=balancer, **drivers: learned.append(of.rank)
+        balancer.meter.learner.predictor.update = lambda *told, of=balancer, **drivers: learned.append(of.rank)
     for number in range(3):
         for balancer, clock in zip(job.balancers, job.clocks, strict=True):
             balancer.begin(MicroBatch(balancer.plan(), 20, True))
@@ -308,7 +308,7 @@ def test_a_short_round_says_nothing_of_the_speed():
     job = Job(LBBSP("memoryless"), [100.0, 100.0], 100)
     job.round()
     job.round()
-    before = [b.meter.predictor.predict() for b in job.balancers]
+    before = [b.meter.learner.predictor.predict() for b in job.balancers]
     short = RoundPlan.of([2, 1])
     vectors = []
     for balancer, clock, size in zip(job.balancers, job.clocks, (2, 1), strict=True):
@@ -317,7 +317,7 @@ def test_a_short_round_says_nothing_of_the_speed():
         vectors.append(balancer.report())
     for balancer in job.balancers:
         balancer.agree(sum(vectors))
-    assert [b.meter.predictor.predict() for b in job.balancers] == before
+    assert [b.meter.learner.predictor.predict() for b in job.balancers] == before
 
 
 def test_an_abandoned_round_leaves_no_trace():
@@ -612,10 +612,10 @@ def test_a_state_whose_predictor_is_refused_leaves_the_plans_as_they_were():
     for _ in range(4):
         job.round()
     state, fresh = job.balancers[0].state_dict(), Job(LBBSP(), [300.0, 100.0], 120).balancers[0]
-    pace = state["pace"] | {"predictor": {"predictor": "another"}}
+    learner = state["pace"]["learner"] | {"predictor": {"predictor": "another"}}
     plan = fresh.plan()
     with pytest.raises(ValueError, match="start without a state"):
-        fresh.load_state_dict(state | {"pace": pace})
+        fresh.load_state_dict(state | {"pace": state["pace"] | {"learner": learner}})
     assert (fresh.rounds, fresh.plan()) == (0, plan)
 
 

@@ -7,10 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from hvd_hetero.consistency import Agreement
+from hvd_hetero.consistency import PIECE, Agreement, WatchedParameter, kernels, shown
 from hvd_hetero.errors import PlanMismatchError
 from hvd_hetero.rounds import RoundReport, RoundTable
-from hvd_hetero.witness import PIECE, WatchedParameter, kernels, shown
 
 NAMES = ["first", "second", "third"]
 

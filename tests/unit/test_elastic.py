@@ -128,8 +128,8 @@ def test_a_newcomer_begins_with_a_fresh_predictor_and_survivors_with_theirs():
     a, b = trained([300.0, 100.0])
     newcomer = Rank(200.0)
     meet([a, b, newcomer])
-    assert [rank.balancer.meter.predictor.rounds > 10 for rank in (a, b, newcomer)] == [True, True, False]
-    assert math.isnan(newcomer.balancer.meter.expected())
+    assert [rank.balancer.meter.learner.predictor.rounds > 10 for rank in (a, b, newcomer)] == [True, True, False]
+    assert math.isnan(newcomer.balancer.meter.learner.expected())
 
 
 @pytest.mark.parametrize("policy", [LBBSP, lambda: SelfAdaptive(total=12, every=3), lambda: ElasticBSP(lookahead=4)])
@@ -212,7 +212,7 @@ def test_another_global_batch_and_another_lead_renegotiate():
 def test_with_another_predictor_plans_go_on_and_speeds_are_measured_anew(caplog):
     ranks = trained([300.0, 100.0])
     assert meet(ranks, lambda: LBBSP("ema", tolerance=0)).samples == pytest.approx((90, 30), abs=2)
-    assert math.isnan(ranks[0].balancer.meter.expected())
+    assert math.isnan(ranks[0].balancer.meter.learner.expected())
     assert "begins to measure its speed again" in caplog.text
     assert rounds(ranks, 10).samples == pytest.approx((90, 30), abs=2)
 

@@ -283,7 +283,7 @@ class Beside:
         """Note that the backward pass is over."""
         self._stage = _Stage.DONE
         self._meter.reads = False
-        self._meter.waited(self._balancer.now() - self._meter.done_at)
+        self._meter.waited(self._meter.batch.clock() - self._meter.batch.done_at)
         if self._balancer.closing:
             self._noise.complete()
         self.steps.reduced()

@@ -65,7 +65,7 @@ class Steps:
     def reduced(self) -> None:
         """Note that all gradients are reduced: in the closure of a step, the update follows."""
         if self._inside:
-            self._update_begins(self._balancer.now())
+            self._update_begins(self._balancer.meter.batch.clock())
 
     def begins(self, optimizer: torch.optim.Optimizer, *, closure: bool, done: bool) -> None:
         """Note that a step begins. ``closure``: it has one to call. ``done``: the batch's gradients are there."""
@@ -75,7 +75,7 @@ class Steps:
                 raise RoundStateError(_REDUCED_BEFORE)
             return
         self._require_complete()
-        now = self._balancer.now()
+        now = self._balancer.meter.batch.clock()
         if len(self._inside) == 2 and is_horovods(optimizer):
             self._balancer.meter.waited(now - self._update_began_at)
         if len(self._inside) == (2 if is_horovods(optimizer) else 1):
@@ -90,7 +90,7 @@ class Steps:
         while self._inside[-1] is not optimizer:  # it has raised
             self._inside.pop()
         if len(self._inside) == (2 if is_horovods(optimizer) else 1) and not math.isnan(self._update_began_at):
-            self._balancer.meter.applied(self._balancer.now() - self._update_began_at)
+            self._balancer.meter.applied(self._balancer.meter.batch.clock() - self._update_began_at)
             self._update_began_at = math.nan
         self._inside.pop()
         if not self._inside and done:  # else it does not use this batch's gradient

@@ -11,8 +11,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, Dataset
 
-from hvd_hetero.data.cutter import Cutter
-from hvd_hetero.data.parts import Parts
+from hvd_hetero.data.cutter import Cutter, Parts
 from hvd_hetero.rounds import MicroBatch
 from torch_hooks.data.counting import Collate, Weights
 from torch_hooks.session import TorchSession

@@ -1,4 +1,4 @@
-"""The pieces of its parameters that this rank shows, so that ranks notice different ones (``hvd_hetero.witness``)."""
+"""The pieces of its parameters that this rank shows, so that differences are noticed (``hvd_hetero.consistency``)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import torch
 
-from hvd_hetero.witness import WatchedParameter, kernels, piece_of, shown
+from hvd_hetero.consistency import WatchedParameter, kernels, piece_of, shown
 
 _ACCURATE = (torch.float32, torch.float64)
 

@@ -16,7 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from hvd_hetero.measurement.control_groups import ControlGroups, memory, quota
+from hvd_hetero.measurement.kernel import ControlGroups, memory, quota
 from hvd_hetero.tools.cli.build_horovod import BUILDER_MISSING
 
 _PROCESS, _GROUPS = Path("/proc/self"), Path("/sys/fs/cgroup")

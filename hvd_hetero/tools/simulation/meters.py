@@ -60,8 +60,8 @@ class SpeedMeters:
     def know(self, fixed_samples: Floats) -> None:
         """Tell each rank its fixed cost, in samples."""
         for meter, samples in zip(self.each, fixed_samples.tolist(), strict=True):
-            if meter.pace is not None:
-                meter.pace.know(samples)
+            if meter.learner.pace is not None:
+                meter.learner.pace.know(samples)
 
 
 def _predictor(policy: Policy) -> Predictor:

@@ -14,12 +14,10 @@ from hypothesis import strategies as st
 from oracles import EndingLists, EndlessLists, SharedList
 
 from hvd_hetero.columns import COLUMNS
-from hvd_hetero.data.cutter import Cutter
-from hvd_hetero.data.ending_shard import EndingShard
-from hvd_hetero.data.parts import Parts
+from hvd_hetero.data.cutter import Cutter, Parts
 from hvd_hetero.data.permutation import SharedPermutation
 from hvd_hetero.data.sample_order import Cut
-from hvd_hetero.data.stream_orders import ShardStream, SharedStream
+from hvd_hetero.data.stream_orders import EndingShard, ShardStream, SharedStream
 from hvd_hetero.planner import Planner
 from hvd_hetero.policies import BSP, LBBSP, StaticAllocation
 from hvd_hetero.rounds import MicroBatch, RoundPlan, RoundReport, RoundTable

@@ -7,7 +7,7 @@ from itertools import count
 import pytest
 
 from hvd_hetero.balancer import Balancer
-from hvd_hetero.data.ending_shard import EndingShard
+from hvd_hetero.data.stream_orders import EndingShard
 from hvd_hetero.policies import BSP, StaticAllocation
 from hvd_hetero.rounds import RoundPlan
 

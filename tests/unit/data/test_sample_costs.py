@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hvd_hetero.data.permutation import SharedPermutation
 from hvd_hetero.data.sample_costs import SampleCosts
 from hvd_hetero.data.stream_orders import SharedStream
-from hvd_hetero.measurement.cost_meter import CostMeter
+from hvd_hetero.measurement.cost_fit import CostMeter
 from hvd_hetero.policies import LBBSP, NonBlocking
 from hvd_hetero.rounds import CostRule, RoundPlan
 

@@ -12,8 +12,7 @@ import tensorflow as tf  # noqa: E402 - imported by Horovod if it is there
 
 from hvd_hetero.balancer import Balancer  # noqa: E402
 from hvd_hetero.columns import COLUMNS  # noqa: E402
-from hvd_hetero.data.ending_shard import EndingShard  # noqa: E402
-from hvd_hetero.data.stream_orders import SharedStream  # noqa: E402
+from hvd_hetero.data.stream_orders import EndingShard, SharedStream  # noqa: E402
 from hvd_hetero.policies import StaticAllocation  # noqa: E402
 from hvd_hetero.rounds import RoundPlan, RoundReport, RoundTable  # noqa: E402
 from keras_callbacks import LoadBalance, resize_batches  # noqa: E402

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hvd_hetero.measurement.cost_meter import CostMeter
+from hvd_hetero.measurement.cost_fit import CostMeter
 from hvd_hetero.rounds import CostRule, SampleFigures
 
 FIGURES = SampleFigures.of(np.array([1.0, 2.0, 9.0]))

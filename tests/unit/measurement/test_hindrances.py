@@ -15,8 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hvd_hetero.balancer import Balancer
-from hvd_hetero.measurement.garbage import collecting_s
-from hvd_hetero.measurement.hindrances import HindranceMeter, Hindrances
+from hvd_hetero.measurement.hindrances import HindranceMeter, Hindrances, collecting_s
 from hvd_hetero.policies import BSP, LBBSP
 from hvd_hetero.rounds import MicroBatch
 from hvd_hetero.testing import quota_available

@@ -550,7 +550,7 @@ class Clock:
 
     def __init__(self, balance):
         self.now_s, balancer = 0.0, balancer_of(balance)
-        balancer._clock = balancer.meter._clock = lambda: self.now_s
+        balancer.meter.batch.clock = lambda: self.now_s
 
     def passes(self, seconds):
         self.now_s += seconds

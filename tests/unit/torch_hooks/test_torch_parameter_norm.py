@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from hvd_hetero.witness import PIECE  # noqa: E402
+from hvd_hetero.consistency import PIECE  # noqa: E402
 from torch_hooks.gradients.parameter_norm import ParameterNorm  # noqa: E402
 
 TOLERANCE = 1e-3  # of the agreement between ranks

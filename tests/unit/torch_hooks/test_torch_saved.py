@@ -262,7 +262,7 @@ def test_who_is_on_another_host_begins_to_measure_anew(tmp_path, monkeypatch):
     run_on_threads(lambda rank: Job(path, "lb-bsp").run(1, until=3), 2)
 
     def known(rank):
-        return math.isfinite(balancer_of(Job(path, "lb-bsp").balance).meter.expected())
+        return math.isfinite(balancer_of(Job(path, "lb-bsp").balance).meter.learner.expected())
 
     assert run_on_threads(known, 2) == [True, True]
     monkeypatch.setattr(socket, "gethostname", lambda: "elsewhere")

@@ -1,10 +1,18 @@
-"""The control groups of a process, in version 1, version 2 and both at once."""
+"""Files of the kernel: those of ``/proc``, and the control groups of a process, in version 1, version 2 and both."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
+from collections.abc import Collection
 from pathlib import Path
+
+import psutil
+
+TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
+UNREADABLE = (OSError, ValueError, LookupError, ZeroDivisionError, psutil.Error)
+"""What is raised where such a file cannot be read or understood."""
 
 NO_LIMIT = 2**60
 """Bytes from which on a limit means none: version 1 has no other way to say so."""
@@ -15,12 +23,35 @@ _MEMORY_FILES = (
 )
 
 
-def text_of(path: Path) -> str:
+def text_of(path: Path | str) -> str:
     """Return the text of a kernel's file; "" if it is gone, since groups and processes may end between two looks."""
     try:
-        return os.fsdecode(path.read_bytes()).strip()  # the name of a group is any bytes
+        with open(path, "rb", buffering=0) as file:
+            return os.fsdecode(file.readall()).strip()  # the name of a group is any bytes
     except (FileNotFoundError, ProcessLookupError, NotADirectoryError):
         return ""
+
+
+def own_cores() -> Collection[int]:
+    """Return the cores that this process may use."""
+    return psutil.Process().cpu_affinity() or ()
+
+
+def own_stat(proc: Path) -> list[str]:
+    """Return the fields of this process's ``stat``, from the third on, its state."""
+    return (proc / "self" / "stat").read_text().rpartition(")")[2].split()
+
+
+def own_s(proc: Path) -> float:
+    """Return the seconds that this process ran."""
+    fields = own_stat(proc)
+    return (int(fields[11]) + int(fields[12])) * TICK_S
+
+
+def core_ticks(proc: Path) -> dict[int, list[int]]:
+    """Return each core's ticks: user, nice, system, idle, iowait, irq, softirq, steal; guests are in user."""
+    lines = itertools.takewhile(lambda line: line.startswith("cpu"), (proc / "stat").read_text().splitlines()[1:])
+    return {int(name[3:]): list(map(int, ticks[:8])) for name, *ticks in map(str.split, lines)}
 
 
 def memberships(process: Path) -> dict[str, str]:
