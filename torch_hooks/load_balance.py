@@ -14,7 +14,7 @@ from hvd_hetero.errors import RoundStateError
 from hvd_hetero.policies.bsp import BSP
 from hvd_hetero.policies.policy import Policy
 from hvd_hetero.rounds import MicroBatch
-from hvd_hetero.session import Face, Session
+from hvd_hetero.session import Face
 from hvd_hetero.watchdog import Patience
 from torch_hooks.arguments import LOAD_BALANCE, refuse
 from torch_hooks.beside.accumulation import reduced_later
@@ -94,11 +94,10 @@ class LoadBalance(Face):
                 "hvd.DistributedOptimizer take the mean unless told otherwise"
             )
         wire = wire_here() if wire is None else wire
-        core = Session(
-            policy, wire.rank, wire.size, global_batch, telemetry, progress=progress, sync=sync, allow_nan=allow_nan,
-            wire=wire, patience=patience, waits_in=wire.waits_in, gives_up_s=wire.gives_up_s, crew=wire.crew,
+        self._session = TorchSession(
+            policy, wire, global_batch, telemetry, reducer=reducer, progress=progress, sync=sync, allow_nan=allow_nan,
+            patience=patience,
         )  # fmt: skip
-        self._session = TorchSession(core, wire, reducer=reducer)
         self._patience = patience
 
     @property

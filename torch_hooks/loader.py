@@ -129,7 +129,7 @@ class BalancedLoader:
                 f"BalancedLoader does not take {', '.join(refused)}: the plan decides which samples form a batch; set "
                 "LoadBalance(global_batch=…), shuffle, seed and sampler instead"
             )
-        if weight_of is not None and not session.weighs:
+        if weight_of is not None and not session.sums_gradients:
             raise ValueError(WEIGHT_OF_SUMS.format("weight_of", balance.policy.name))
         self._streams = isinstance(dataset, IterableDataset)
         loader_options |= {

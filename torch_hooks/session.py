@@ -6,22 +6,29 @@ Each optimizer of a training loop has a session. The first one's is the loader's
 
 from __future__ import annotations
 
+import itertools
 import math
+import os
 import weakref
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from hvd_hetero.balancer import Balancer
 from hvd_hetero.consistency import WaysOut
 from hvd_hetero.errors import RoundStateError
+from hvd_hetero.policies.policy import Policy
 from hvd_hetero.rounds import MicroBatch
 from hvd_hetero.session import Session
 from torch_hooks.beside.reducer import Reducer
 from torch_hooks.beside.scaled_rounds import Beside
 from torch_hooks.out_of_memory import Shortage, Undoes
 from torch_hooks.wires.choice import TorchWire
+
+if TYPE_CHECKING:
+    from hvd_hetero.policies.goodput import Goodput
+    from hvd_hetero.telemetry.writer import Telemetry
 
 _WAYS_OUT = WaysOut(
     fingerprint="Give all ranks the same policy, global_batch, dataset (of their own: stream='shard'), seed, "
@@ -62,20 +69,25 @@ class RoundOptimizer(Undoes, Protocol):
         """Let go of the parameters and of the session."""
 
 
-class TorchSession:
+class TorchSession(Session):
     """The rounds of one optimizer of this rank, and of those that it leads."""
 
-    def __init__(self, core: Session, wire: TorchWire, *, reducer: Reducer = "mean") -> None:
+    def __init__(
+        self,
+        policy: str | Policy,
+        wire: TorchWire,
+        global_batch: int | Goodput,
+        telemetry: str | os.PathLike[str] | Telemetry | None = None,
+        *,
+        reducer: Reducer = "mean",
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            policy, wire.rank, wire.size, global_batch, telemetry, wire=wire, waits_in=wire.waits_in,
+            gives_up_s=wire.gives_up_s, crew=wire.crew, **options,
+        )  # fmt: skip
         self.wire = wire
-        self.policy = core.policy
-        self.goes_by_time = core.goes_by_time
-        self.balancer = core.balancer
         self.balancer.agreement.ways_out = _WAYS_OUT
-        self.meter = core.meter
-        self.on_round = core.on_round
-        self.note_recovery = core.note_recovery
-        self.prefix = core.prefix
-        self.mixing = core.mixing
         self.shortage = Shortage(self.balancer, self.meter)
         self.optimizer: RoundOptimizer | None = None
         self.beside: Beside | None = None
@@ -83,11 +95,8 @@ class TorchSession:
         self.closed: Callable[[], None] = nothing
         """What notes that a round beside a reducer is closed: the reader of its batch."""
         self._reducer = reducer
-        self.earlier: tuple[Balancer, ...] = ()
-        """Of the optimizers that step before this one in the same loop."""
         self.waits_in_layers = False
         """Whether layers wait for other ranks, so that none may leave out a micro-batch."""
-        self._core = core
         self._others: list[TorchSession] = []
         self._leader: weakref.ref[TorchSession] | None = None
 
@@ -95,6 +104,13 @@ class TorchSession:
     def optimizers(self) -> list[RoundOptimizer]:
         """Those of the loop that are wrapped by now."""
         return [each.optimizer for each in (self, *self._others) if each.optimizer is not None]
+
+    @property
+    def earlier(self) -> tuple[Balancer, ...]:
+        """Of the optimizers that step before this one in the same loop."""
+        first = None if self._leader is None else self._leader()
+        loop = [] if first is None else [first, *first._others]
+        return tuple(each.balancer for each in itertools.takewhile(lambda each: each is not self, loop))
 
     @property
     def at_work(self) -> bool:
@@ -113,7 +129,7 @@ class TorchSession:
         """Raise if other optimizers cannot take part in the rounds of this one."""
         if self._leader is not None:
             raise ValueError("this LoadBalance was made by also(); call also() of the one that the loader has")
-        if not self._core.sums_gradients:
+        if not self.sums_gradients:
             what = f"policy {self.policy.name!r}" if self.mixing is None else "averaging with neighbours"
             raise ValueError(
                 "several optimizers need gradients that are summed over the ranks, and rounds that end when all ranks "
@@ -124,22 +140,14 @@ class TorchSession:
 
     def lead(self, other: TorchSession) -> None:
         """Have the other one take part in each round of this one, after those that do so already."""
-        other.earlier = (self.balancer, *(former.balancer for former in self._others))
         other._leader = weakref.ref(self)
         self._others.append(other)
 
-    @property
-    def weighs(self) -> bool:
-        """Whether gradients count by their weights alone, and a batch that weighs nothing may be passed over.
-
-        Where rounds end early, the samples that a rank has done say which are left.
-        """
-        return self._core.sums_gradients
-
     def trains_here(self) -> None:
         """Training goes on in the thread that calls: that is the one to look at if it does not."""
-        for each in (self, *self._others):
-            each._core.trains_here()
+        super().trains_here()
+        for each in self._others:
+            each.trains_here()
 
     def begin(self, work: MicroBatch, input_s: float = 0.0, *, cramped: bool = False) -> None:
         """Begin a micro-batch; ``cramped``: right after one that did not fit."""
@@ -163,7 +171,7 @@ class TorchSession:
         if self.beside is not None:
             self.beside.require_turn(loss)
         number, work = float(weight), self.balancer.work
-        if not self.weighs:
+        if not self.sums_gradients:  # else the samples that a rank has done say which are left
             raise ValueError(WEIGHT_OF_SUMS.format("weight of scale()", self.policy.name))
         if not 0.0 <= number < math.inf:
             raise ValueError(
@@ -194,7 +202,7 @@ class TorchSession:
                 "beside your own reducer"
             )
         rests = self.policy.may_rest or not all(self.balancer.plan().samples)
-        if rests or not (self.policy.shares_alone and self._core.sums_gradients):
+        if rests or not (self.policy.shares_alone and self.sums_gradients):
             raise ValueError(
                 f"policy {self.policy.name!r} needs a reducer of this package here, since not all ranks would do "
                 "equally many micro-batches, or sum gradients; wrap the optimizer before the loop: optimizer = "
@@ -239,8 +247,9 @@ class TorchSession:
             if self.beside is not None:
                 self.beside.finish()
         finally:
-            for each in (self, *self._others):
-                each._core.close()
+            super().close()
+            for each in self._others:
+                each.close()
             if self.beside is not None:
                 self.beside.close()
 
