@@ -27,7 +27,16 @@ if __name__ == "__main__":
     sys.path[:0] = [str(Path(__file__).parents[3]), str(Path(__file__).parents[1])]
 
 from hvd_hetero import late_tables
-from hvd_hetero.policies import BSP, LBBSP, Goodput, NonBlocking, SelfAdaptive, StaticAllocation
+from hvd_hetero.policies import (
+    BSP,
+    LBBSP,
+    ElasticBSP,
+    Goodput,
+    LBNonBlocking,
+    NonBlocking,
+    SelfAdaptive,
+    StaticAllocation,
+)
 from hvd_hetero.rounds import RoundPlan
 from hvd_hetero.testing import ThreadHangError, ThreadRankError, run_on_threads
 from tests.support.covering import covering
@@ -36,9 +45,11 @@ from torch_hooks import BalancedLoader, DistributedOptimizer, GradScaler, LoadBa
 SAMPLES, BATCH, ROUNDS, UNFREEZES, LEAVES, TIMEOUT_S = 64, 12, 9, 3, 4, 60.0
 REFUSED_SHARE = 0.1  # of the random cases with options that are refused together: half of all would be
 
+EARLY = ["non-blocking", "lb-non-blocking"]  # the first rank to be done ends a round
+APART = ["self-adaptive", "elastic-bsp", *EARLY]  # ranks do unequal numbers of micro-batches
 OPTIONS: dict[str, list[Any]] = {
     "reducer": ["own", "mean", "sum"],
-    "policy": ["bsp", "shifting", "static", "self-adaptive", "non-blocking"],
+    "policy": ["bsp", "shifting", "static", *APART],
     "ranks": [2, 3],
     "max_micro_batch": [None, 2],
     "micro_batches": [None, 2],
@@ -86,14 +97,14 @@ REFUSED = [
             {"reducer": reducer, "policy": policy}, f'`"{policy}"`', "a reducer of your own",
             "use `DistributedOptimizer`", (policy, "DistributedOptimizer"),
         )
-        for policy in ("self-adaptive", "non-blocking")
+        for policy in APART
         for reducer in ("mean", "sum")
     ),
     *(
         Refusal(
             {"policy": policy, name: value}, f'`"{policy}"`', f"`{said}`", remedy, (policy, said.partition("(")[0]),
         )
-        for policy in ("self-adaptive", "non-blocking")
+        for policy in APART
         for name, value, said, remedy in (
             ("norm", "sync", "SyncBatchNorm", "use `GroupNorm`, or `\"lb-bsp\"`"),
             ("cost_of", "lengths", "cost_of", 'use `"lb-bsp"` or `"bsp"`'),
@@ -101,9 +112,12 @@ REFUSED = [
             ("global_batch", "adapts", "Goodput(…)", 'use `"lb-bsp"` or `"bsp"`'),
         )
     ),
-    Refusal(
-        {"policy": "non-blocking", "weight_of": True}, '`"non-blocking"`', "`weight_of`", 'use `"lb-bsp"`',
-        ("non-blocking", "weight_of"),
+    *(
+        Refusal(
+            {"policy": policy, "weight_of": True}, f'`"{policy}"`', "`weight_of`", 'use `"lb-bsp"`',
+            (policy, "weight_of"),
+        )
+        for policy in EARLY
     ),
     *(
         Refusal(
@@ -115,13 +129,15 @@ REFUSED = [
             ({"micro_batches": 2}, "`micro_batches`", "micro_batches"),
             ({"cost_of": "limited"}, "`max_micro_batch_cost`", "max_micro_batch_cost"),
             ({"policy": "static", "reducer": "own"}, "`StaticAllocation`", "static"),
-            ({"policy": "self-adaptive"}, '`"self-adaptive"`', "self-adaptive"),
-            ({"policy": "non-blocking"}, '`"non-blocking"`', "non-blocking"),
+            *(({"policy": policy}, f'`"{policy}"`', policy) for policy in ("self-adaptive", *EARLY)),
         )
     ),
-    Refusal(
-        {"policy": "non-blocking", "models": 2}, '`"non-blocking"`', "`balance.also()`", 'use `"lb-bsp"` or `"bsp"`',
-        ("non-blocking", "several optimizers"),
+    *(
+        Refusal(
+            {"policy": policy, "models": 2}, f'`"{policy}"`', "`balance.also()`", 'use `"lb-bsp"` or `"bsp"`',
+            (policy, "several optimizers"),
+        )
+        for policy in EARLY
     ),
     *(
         Refusal(
@@ -158,9 +174,10 @@ def without_meaning(case: dict[str, Any]) -> bool:
     get = case.get
     return (
         (get("scales") is False and (get("reducer") in ("mean", "sum") or get("weight_of") == "in scale()"))
+        or (get("policy") == "elastic-bsp" and get("weight_of") == "in scale()")  # refused in rounds of several
         or (get("leaves") == "in a round" and get("norm"))  # whose statistics have seen the batch that was left
         or (get("leaves") == "in a round" and get("reducer") == "own" and get("policy") != "bsp")  # ranks leave apart
-        or (get("max_micro_batch") is not None and get("policy") in ("static", "self-adaptive", "non-blocking"))
+        or (get("max_micro_batch") is not None and get("policy") in ("static", *APART))
         or (get("global_batch") == "adapts" and get("micro_batches") == 2 and get("ranks") == 3)  # too small a batch
     )
 
@@ -193,6 +210,8 @@ def policy_of(case: dict[str, Any]) -> Any:
         "static": lambda: StaticAllocation([1, 2, 1][: case["ranks"]]),
         "self-adaptive": lambda: SelfAdaptive(total=4, every=2),
         "non-blocking": lambda: NonBlocking(2),
+        "lb-non-blocking": lambda: LBNonBlocking(micro_batches=2),
+        "elastic-bsp": lambda: ElasticBSP(lookahead=2),
     }[case["policy"]]()
 
 
