@@ -45,12 +45,9 @@ def resize_batches(
     ``steps_per_epoch``; if it is not, the callback ends the epoch on all ranks together.
 
     Under every policy every sample of an epoch goes to exactly one rank, exactly once. From **arrays** any rank takes
-    any sample. A **dataset of single samples**, or a **sequence of batches**, is read from front to end: by every rank,
-    in the same order, and shared out (``stream="whole"``); or each rank reads its own part (``"shard"``), which
-    may be longer or shorter than others: a rank whose part has ended goes on with samples that weigh nothing.
+    any sample. A **dataset of single samples**, or a **sequence of batches**, is read from front to end.
 
-    ``map`` may follow (one batch at a time, in order). ``prefetch`` is not needed, and does nothing: batches must
-    not be fetched further ahead than plans are known.
+    ``map`` may follow (one batch at a time, in order). ``prefetch`` behind it does nothing.
 
     Parameters
     ----------
@@ -64,14 +61,15 @@ def resize_batches(
         True: each epoch has another order, drawn from the seed and the epoch's number. A dataset is shuffled
         in a buffer of 10,000 samples; a sequence is shuffled by its batches.
     prefetch
-        Batches prepared ahead, L. Plans are then fixed L rounds ahead, so a change of speed shows in the batches L
-        rounds later. The same on every rank. With 0, batches are prepared while training waits for them. None: 1, or 0
-        if a round can end before its plan is done, or the global batch adapts, because the next one is not known then,
-        and for a stream, whose samples are fetched ahead before they are cut.
+        Batches prepared ahead, L, the same on every rank. Plans are then fixed L rounds ahead, so a change of speed
+        shows in the batches L rounds later. With 0, batches are prepared while training waits for them. None: 1, or 0
+        if a round can end before its plan is done, or the global batch adapts, and for a stream, whose samples are
+        fetched ahead before they are cut.
     stream
-        For a dataset or a sequence. ``"whole"``: all ranks read the same samples in the same order. ``"shard"``: each
-        rank reads its own samples, a shard, such as files that only it reads; an epoch ends with the last shard.
-        None: ``"whole"``, but a dataset with a step ``shard(…)`` for this rank is refused.
+        For a dataset or a sequence. ``"whole"``: all ranks read the same samples in the same order, and share them out.
+        ``"shard"``: each rank reads samples of its own, such as files that only it reads; an epoch ends with the
+        longest shard, and a rank whose shard has ended goes on with samples that weigh nothing. None: ``"whole"``, but
+        a dataset with a step ``shard(…)`` for this rank is refused.
     padding_values
         For a dataset whose samples differ in shape: the values that fill them up, one or one for each component, as in
         ``padded_batch``. Each rank's batch is padded by itself, to its longest sample. None: they have one shape.
@@ -79,12 +77,11 @@ def resize_batches(
         If True, ranks compare a few numbers of each sample of a round, and stop if their data differ. If a stream's
         functions draw random numbers or run Python, only labels are compared: whole numbers or strings, one a sample.
     weight_of
-        What a batch's mean loss is over, if not its samples: a function that gets a batch as one for ``Dataset.map``
-        does, ``lambda x, y: tf.math.count_nonzero(y)``, and returns one number, computed by TensorFlow; AutoGraph does
-        not convert it, so write ``tf.where`` for ``if``. A third parameter gets sample weights, those of
-        ``class_weight`` of ``fit`` included. The gradient is then the mean over these of all ranks and micro-batches,
-        as in one process. Not needed for the losses of ``compile`` with masks, sample weights or ``reduction="sum"``
-        (``docs/keras.md``).
+        What a batch's mean loss is over, if not its samples: a function of a batch as for ``Dataset.map``,
+        ``lambda x, y: tf.math.count_nonzero(y)``, that returns one number, computed by TensorFlow (by ``tf.where``, not
+        ``if``, which is not converted). A third parameter gets sample weights, those of ``class_weight`` of ``fit``
+        included. The gradient is then the mean over these of all ranks and micro-batches, as in one process. Not needed
+        for the losses of ``compile`` with masks, sample weights or ``reduction="sum"`` (``docs/keras.md``).
     cost_of
         What a sample costs, if samples cost unequally much: a number for each or a function of a sample's index; of a
         stream, a function of a sample's components, ``lambda x, y: tf.size(x)``. A round's samples are then divided by
@@ -96,7 +93,42 @@ def resize_batches(
     if not isinstance(balance, LoadBalance):
         raise TypeError(f"balance must be a LoadBalance, got {balance!r}; write resize_batches((x, y), balance)")
     session = balance._session
+    balancer = session.balancer
     is_stream = isinstance(data, tf.data.Dataset) or is_sequence(data)
+    _check_stream(data, is_stream, stream, padding_values)
+    prefetch = _checked_prefetch(session, prefetch, is_stream)
+    _check_weight_of(session, weight_of)
+    if cost_of is None and max_micro_batch_cost is not None:
+        raise ValueError(NO_COSTS)
+    balancer.set_lead(prefetch)
+
+    def rounds_of(order: SampleOrder, batch_of: Callable[[Any], Any], **options: Any) -> RoundQueue:
+        if cost_of is not None:
+            costs = (lambda sample: sample[-1]) if is_stream and callable(cost_of) else cost_of
+            fit, length = balancer.meter.learner.learns_costs(), None if is_stream else order.size
+            order.costs = SampleCosts.of(
+                costs, session.policy, fit, length, max_micro_batch_cost, shared=stream != "shard"
+            )
+        cuts = max_micro_batch_cost is not None
+        return RoundQueue(order, balancer, batch_of, weight_of=weight_of, cuts=cuts, **options)
+
+    compares = check_data and balancer.workers > 1
+    if is_stream:
+        of_source = {"padding": padding_values, "cost_of": cost_of if callable(cost_of) else None}
+        queue, batch = _of_stream(data, session, seed if shuffle else None, stream, of_source, compares, rounds_of)
+    else:
+        arrays, length = _tensors(data)
+        order, known = SharedPermutation(length, shuffle=shuffle, seed=seed), _Known()
+        if compares:
+            columns = [np.asarray(array) for array in tf.nest.flatten(arrays)]
+            order.marks = lambda indices: np.stack([marks_of(column, indices) for column in columns], axis=1)
+        queue = rounds_of(order, indices_of, show=known.show)
+        batch = _gather(arrays, known)
+    session.course.queue = queue
+    return BalancedDataset(_numbered(queue).map(batch).with_options(_options(tuned=is_stream)), queue, prefetch)
+
+
+def _check_stream(data: Any, is_stream: bool, stream: str | None, padding_values: Any) -> None:
     if stream not in (None, "whole", "shard") or (stream is not None and not is_stream):
         raise ValueError(
             f"stream must be 'whole' or 'shard', and is for a dataset or a sequence; got {stream!r} with "
@@ -107,13 +139,15 @@ def resize_batches(
             f"padding_values is for a tf.data.Dataset of single samples, got {padding_values!r} with "
             f"{type(data).__name__}; make one by from_generator, or leave it out"
         )
+
+
+def _checked_prefetch(session: FitSession, prefetch: int | None, is_stream: bool) -> int:
+    planner = session.balancer.planner
     if prefetch is None:
-        prefetch = int(session.balancer.planner.keeps_total and not is_stream)
+        return int(planner.keeps_total and not is_stream)
     prefetch = integer("prefetch", prefetch, 0, way_out="give a whole number of batches, the same on every rank")
-    if prefetch and not session.balancer.planner.keeps_total:
-        cause = (
-            f"policy {session.policy.name!r}" if session.balancer.planner.goodput is None else "global_batch=Goodput(…)"
-        )
+    if prefetch and not planner.keeps_total:
+        cause = f"policy {session.policy.name!r}" if planner.goodput is None else "global_batch=Goodput(…)"
         raise ValueError(
             f"prefetch must be 0 under {cause}, got {prefetch}: how many samples a round takes is known only when the "
             "one before is over"
@@ -123,6 +157,10 @@ def resize_batches(
             f"prefetch must be 0 for a dataset, got {prefetch}: its samples are fetched ahead before they are cut into "
             "batches; put what is slow into a map of the dataset, with num_parallel_calls"
         )
+    return prefetch
+
+
+def _check_weight_of(session: FitSession, weight_of: Any) -> None:
     if weight_of is not None and not callable(weight_of):
         raise TypeError(f"weight_of must be a function of a batch, got {weight_of!r}; write weight_of=lambda x, y: …")
     if weight_of is not None and not session.weighs:
@@ -130,50 +168,30 @@ def resize_batches(
             f"weight_of does not go with policy {session.policy.name!r} and this sync, which do not average gradients "
             "by their weights alone; leave it out, or use policy='lb-bsp' and sync='allreduce'"
         )
-    if cost_of is None and max_micro_batch_cost is not None:
-        raise ValueError(NO_COSTS)
-    session.balancer.set_lead(prefetch)
 
-    def rounds_of(order: SampleOrder, batch_of: Callable[[Any], Any], **options: Any) -> RoundQueue:
-        if cost_of is not None:
-            costs = (lambda sample: sample[-1]) if is_stream and callable(cost_of) else cost_of
-            fit, length = session.balancer.meter.learner.learns_costs(), None if is_stream else order.size
-            order.costs = SampleCosts.of(
-                costs, session.policy, fit, length, max_micro_batch_cost, shared=stream != "shard"
-            )
-        cuts = max_micro_batch_cost is not None
-        return RoundQueue(order, session.balancer, batch_of, weight_of=weight_of, cuts=cuts, **options)
 
-    compares = check_data and session.balancer.workers > 1
-    if is_stream:
-        of_source = {"padding": padding_values, "cost_of": cost_of if callable(cost_of) else None}
-        queue, batch = _of_stream(data, session, seed if shuffle else None, stream, of_source, compares, rounds_of)
-    else:
-        arrays, length = _tensors(data)
-        known = _Known()
-        order = SharedPermutation(length, shuffle=shuffle, seed=seed)
-        if compares:
-            columns = [np.asarray(array) for array in tf.nest.flatten(arrays)]
-            order.marks = lambda indices: np.stack([marks_of(column, indices) for column in columns], axis=1)
-        queue = rounds_of(order, indices_of, show=known.show)
-        batch = _gather(arrays, known)
-    session.queue = queue
-    # Without an end, the cardinality is "infinite", and fit needs steps_per_epoch. If the end is not known
-    # beforehand it is "unknown", and the callback ends the epoch.
-    numbers = tf.data.Dataset.range(queue.rounds) if queue.rounds is not None else tf.data.Dataset.counter()
-    if queue.rounds is None and queue.ends:
-        numbers = numbers.take_while(lambda _: True)
-    batches = numbers.map(batch)
+def _numbered(queue: RoundQueue) -> tf.data.Dataset:
+    """Return the numbers of an epoch's rounds.
+
+    Without an end the cardinality is "infinite", and fit needs steps_per_epoch. If the end is not known
+    beforehand it is "unknown", and the callback ends the epoch.
+    """
+    if queue.rounds is not None:
+        return tf.data.Dataset.range(queue.rounds)
+    numbers = tf.data.Dataset.counter()
+    return numbers.take_while(lambda _: True) if queue.ends else numbers
+
+
+def _options(*, tuned: bool) -> tf.data.Options:
     options = tf.data.Options()
     # Left alone, tf.data adds another prefetch, and runs plain maps in parallel: both ask too far ahead.
     options.experimental_optimization.inject_prefetch = False
     options.experimental_optimization.map_parallelization = False
-    if not is_stream:
-        # There is nothing to tune; and the tuner's thread keeps an iterator that is given up waiting, at times for
-        # most of a minute (seen at the end of processes). A stream's own pipeline may need it.
+    if not tuned:
+        # There is nothing to tune in arrays; and the tuner's thread keeps an iterator that is given up waiting, at
+        # times for most of a minute (seen at the end of processes). A stream's own pipeline may need it.
         options.autotune.enabled = False
-    batches = batches.with_options(options)
-    return BalancedDataset(batches, queue, prefetch)
+    return options
 
 
 def _of_stream(
@@ -210,7 +228,7 @@ def _of_stream(
     )
     order.marks = (lambda samples: [marks for *_, marks, _ in samples]) if compares else None
     queue = rounds_of(order, reader.batch_of, ends=source.ends)
-    return queue, reader.mapped(session.calls.guard(queue.part))
+    return queue, reader.mapped(session.calls.host.guard(queue.part))
 
 
 def indices_of(part: Any) -> Any:

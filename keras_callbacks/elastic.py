@@ -15,9 +15,7 @@
 
 A commit keeps variables, the place in the data, predictors, plans and the policy's state as of the same
 round. Horovod's ``KerasState`` asks the optimizer for its variables in a way that Keras 3 has given up, and ignores
-the order of the samples. Its three callbacks depend on the order in which they stand, count epochs from the
-beginning of a fit, and change the steps of an epoch for all callbacks. Here is one state, and one callback for the
-three.
+the order of the samples.
 
 **Names on the wire** are names of nodes in the graph of the train function. They follow rank 0's count of trainings, as
 the new ``LoadBalance`` has heard it, and the graph is traced after that; so survivors and newcomers agree.
@@ -144,18 +142,18 @@ class KerasState(Member, ObjectState):  # type: ignore[misc]
             return
         same_ranks = self._take_up(session)
         session.elastic = True
-        place, queue = self._survival.place, session.queue
+        place, queue = self._survival.place, session.course.queue
         if place is not None:
             if not same_ranks and queue is not None and not queue.survives_resets:
                 raise ValueError(f"ranks have changed in the middle of epoch {self.epoch}, and {_SHARDS}")
-            session.go_on(place, self.batch)
-            self.batch = session.skipped
+            session.course.go_on(place, self.batch)
+            self.batch = session.course.skipped
         elif queue is not None and not queue.survives_resets and self._wire.rank == 0:
             logger.warning("ranks must not change in the middle of an epoch: %s", _SHARDS)
-        self._own = [v for layer in session.local_layers for v in weights_of(layer)]
+        self._own = [v for layer in session.common_start.local_layers for v in weights_of(layer)]
 
     def _place(self) -> Mapping[str, Any] | None:
-        queue = self._session.queue
+        queue = self._session.course.queue
         return None if queue is None else queue.place()
 
     def _let_go(self, session: FitSession) -> None:

@@ -10,15 +10,14 @@ import tensorflow as tf
 
 from hvd_hetero.consistency import WaysOut
 from hvd_hetero.policies.policy import Policy
-from hvd_hetero.session import Face, Session
+from hvd_hetero.session import Face
 from hvd_hetero.watchdog import Patience
-from keras_callbacks.batches import batches
 from keras_callbacks.keras_versions import build_metrics, build_model, trained_variables
 from keras_callbacks.pipeline.balanced_dataset import BalancedDataset
+from keras_callbacks.pipeline.sources import number_from
 from keras_callbacks.refusals import check_compiled
 from keras_callbacks.session import FitSession
 from keras_callbacks.start import average
-from keras_callbacks.step.device import device_here
 from keras_callbacks.tensorflow_wire import TensorFlowWire
 from keras_callbacks.wrapping import is_wrapped, release_from_others, wrap
 
@@ -97,22 +96,14 @@ class LoadBalance(Face, tf.keras.callbacks.Callback):  # type: ignore[misc]
         progress: bool = False,
         patience: Patience | None = None,
     ) -> None:
-        wire = TensorFlowWire()
-        if not wire.initialized:
+        if not TensorFlowWire().initialized:
             raise ValueError("Horovod is not initialised; call hvd.init() before LoadBalance(…)")
         super().__init__()
-        core = Session(
-            policy, wire.rank, wire.size, global_batch, telemetry, progress=progress, sync=sync, allow_nan=allow_nan,
-            wire=wire, patience=patience, waits_at_the_end_in=("tensorflow.",),
+        self._session = FitSession(
+            policy, global_batch, self, local_layers,
+            telemetry=telemetry, progress=progress, sync=sync, allow_nan=allow_nan, patience=patience,
         )  # fmt: skip
-        core.balancer.agreement.ways_out = _WAYS_OUT
-        if local_layers and (core.mixing is not None or core.policy.updates_locally):
-            raise ValueError(
-                "local_layers go with averaged gradients only; use sync='allreduce' and a policy that does not update "
-                "locally"
-            )
-        device = device_here(core.policy.name, timed=core.goes_by_time)
-        self._session = FitSession(core, wire, self, tuple(local_layers), device)
+        self._session.balancer.agreement.ways_out = _WAYS_OUT
 
     def start(self, model: Any, optimizer: Any) -> None:
         """Give all ranks rank 0's weights and optimizer state. ``fit`` does so by itself; for your own loops.
@@ -124,8 +115,46 @@ class LoadBalance(Face, tf.keras.callbacks.Callback):  # type: ignore[misc]
         self._session.adapt_rate(optimizer)
 
     def batches(self, data: BalancedDataset) -> Iterator[Any]:
-        """Return the batches of one epoch, for your own loop around ``weighted_gradients``; see there."""
-        return batches(self._session, data)
+        """Yield this rank's batches of one epoch, for your own loop around ``weighted_gradients``; see there.
+
+        Each is a round, which ends when the next is asked for.
+        """
+        session = self._session
+        balancer, calls = session.balancer, session.calls
+        if not session.sums_gradients:
+            raise ValueError(
+                f"policy {session.policy.name!r} with this sync does not end a round by averaging gradients alone, "
+                "which only model.fit does; use fit, or for a loop of your own another policy and sync='allreduce'"
+            )
+        if not isinstance(data, BalancedDataset):
+            raise ValueError(
+                f"data must come from resize_batches, whose batches follow the plan, got {type(data).__name__}; write "
+                "balance.batches(resize_batches((x, y), balance))"
+            )
+        if data.queue.cuts:
+            raise ValueError(
+                "max_micro_batch_cost is for model.fit: a round of a loop of your own is one batch. Leave it out, with "
+                "a smaller global_batch of LoadBalance"
+            )
+        for model, optimizer in session.common_start.new(data.element_spec):
+            session.start(model, optimizer)
+        session.trains_here()
+        session.course.queue = queue = data.queue
+        session.course.want_epoch(queue)
+        balancer.abandon()  # a round of a loop that was left before its last batch was used
+        iterator = iter(data)
+        number = 0
+        while number == 0 or not queue.at_end:
+            queue.prepare(new=number == 0)
+            calls.prepare()
+            batch = next(iterator)
+            calls.begin_whole_round()
+            if queue.weight_of is not None:
+                calls.weigh(float(number_from("weight_of", queue.weight_of, batch)))
+            yield batch
+            balancer.expect_next()
+            calls.applied()
+            number += 1
 
     @property
     def samples(self) -> int:
@@ -144,37 +173,37 @@ class LoadBalance(Face, tf.keras.callbacks.Callback):  # type: ignore[misc]
         if self.model not in (None, model):
             session.balancer.begin_anew()  # another model's noise and progress say nothing of this one
         super().set_model(model)
-        session.skipped = 0
+        session.course.skipped = 0
         if is_wrapped(session, model):
             return
         session.release()
         release_from_others(model)
         check_compiled(model)
-        if session.queue is not None:
-            build_model(model, model.train_step, session.queue.spec)
-            build_metrics(model, session.queue.spec)
+        if session.course.queue is not None:
+            build_model(model, model.train_step, session.course.queue.spec)
+            build_metrics(model, session.course.queue.spec)
         wrap(session, model)
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Start all ranks from rank 0's weights."""
-        self._session.train_begins()
+        self._session.train_begins(self.model)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Note the number of the epoch, which decides the order of its samples."""
-        self._session.epoch_begins(epoch)
+        self._session.course.epoch_begins(epoch)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Note whether this is the last step of the epoch."""
-        self._session.step_begins(batch)
+        self._session.course.step_begins(batch)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Stop all ranks, if one of them wants to."""
-        self._session.epoch_ends()
+        self._session.epoch_ends(self.model)
 
     def on_train_end(self, logs: Any = None) -> None:
         """End training, on all ranks; if each has its own model, all get the mean."""
         session = self._session
-        session.train_ends()
+        session.course.ends()
         if session.mixing is not None:
             average(trained_variables(self.model), session.wire, session.prefix)
 

@@ -10,7 +10,6 @@ import numpy as np
 import tensorflow as tf
 
 from hvd_hetero.errors import HeteroError
-from keras_callbacks.adapted import share_adapted
 from keras_callbacks.keras_versions import (
     build_model,
     build_optimizer,
@@ -21,8 +20,11 @@ from keras_callbacks.keras_versions import (
     tf_variables,
     weights_of,
 )
-from keras_callbacks.step.parcels import assign, end_to_end, parcels
+from keras_callbacks.step.graph_synchroniser import assign, end_to_end, parcels
 from keras_callbacks.tensorflow_wire import TensorFlowWire
+
+# Normalization computes with constants made of its weights; Discretization and tf-idf keep numbers in no weight at all.
+_NUMBERS = ("mean", "variance", "input_mean", "input_variance", "bin_boundaries", "idf_weights_const")
 
 
 class CommonStart:
@@ -31,18 +33,18 @@ class CommonStart:
     def __init__(self, wire: TensorFlowWire, prefix: str, local_layers: Sequence[Any]) -> None:
         self._wire = wire
         self._prefix = prefix
-        self._local_layers = local_layers
+        self.local_layers = local_layers
         self._given: dict[int, tuple[Any, Any]] = {}
         self._names: set[str] = set()
 
     def give(self, model: Any, optimizer: Any) -> list[tf.Variable]:
         """Give all ranks rank 0's weights and optimizer state, and return Keras's weights; a collective call."""
-        own = names_of([v for layer in self._local_layers for v in weights_of(layer)])
+        own = names_of([v for layer in self.local_layers for v in weights_of(layer)])
         weights = [v for v in weights_of(model) if v._unique_id not in own]
         # The state of a rank's own layers goes along with the rest: ranks agree on which of it there is.
         state = optimizer_variables(optimizer)
         start_alike(weights, state, self._wire, self._prefix)
-        share_adapted(model, self._wire, self._prefix, self._local_layers)
+        share_adapted(model, self._wire, self._prefix, self.local_layers)
         self._given[id(model)] = model, optimizer
         self._names.update(own, names_of(weights), names_of(state))
         plain = names_of(plain_variables(model))
@@ -128,3 +130,60 @@ def average(variables: list[tf.Variable], wire: TensorFlowWire, prefix: str, *, 
 def _everywhere_or_nowhere(wire: TensorFlowWire, wrong: bool, name: str, meaning: str, here: str) -> None:
     if count := int(wire.sum(int(wrong), name)):
         raise HeteroError(f"{count} ranks {meaning} ({here}); build and compile the model alike on every rank")
+
+
+def share_adapted(model: Any, wire: TensorFlowWire, prefix: str, local_layers: Sequence[Any] = ()) -> None:
+    """Give all ranks rank 0's numbers; refuse words that differ from rank 0's. A collective call.
+
+    Words are not handed over, because later layers have been made by their number. Functions that were traced with
+    other numbers are forgotten. ``local_layers`` and their parts keep their own.
+    """
+    own = {id(part) for layer in local_layers for part in layer._flatten_layers()}
+    every = list(model._flatten_layers())
+    layers = [layer for layer in every if id(layer) not in own]
+    kinds = tf.keras.layers
+    lookups = [layer for layer in layers if isinstance(layer, (kinds.StringLookup, kinds.IntegerLookup))]
+    adapted = [layer for layer in layers if isinstance(layer, (kinds.Normalization, kinds.Discretization))] + lookups
+    if not adapted:
+        return
+    words = wire.allgather_object([_checksum(layer) for layer in lookups], name=f"{prefix}.words")
+    if (rank := next((rank for rank, its in enumerate(words) if its != words[0]), None)) is not None:
+        layer = next(layer for layer, a, b in zip(lookups, words[rank], words[0], strict=True) if a != b)
+        raise HeteroError(
+            f"layer {layer.name!r} of rank {rank} has another vocabulary than rank 0's, as adapt finds in other "
+            "data; adapt it on the same data on every rank, or give all rank 0's before layers are made by its size: "
+            "layer.set_vocabulary(hvd.broadcast_object(layer.get_vocabulary(), root_rank=0))"
+        )
+    mine = [_numbers(layer) for layer in adapted]
+    numbers = wire.broadcast_object(mine, root_rank=0, name=f"{prefix}.adapted")
+    if any([_take(*each) for each in zip(adapted, mine, numbers, strict=True)]):  # noqa: C419 - all take theirs
+        for part in every:
+            if isinstance(part, tf.keras.Model):
+                part.test_function = part.predict_function = None
+
+
+def _checksum(lookup: Any) -> int:
+    words = lookup.get_vocabulary()
+    return zlib.crc32("\0".join(map(str, words)).encode("utf-8", "surrogateescape"), len(words))
+
+
+def _numbers(layer: Any) -> dict[str, Any]:
+    found = {name: getattr(layer, name, None) for name in _NUMBERS}
+    if any(tf.is_symbolic_tensor(value) for value in found.values()):
+        raise ValueError(
+            f"layer {layer.name!r} was built in a graph, and Keras 3 cannot use its numbers elsewhere; build the model "
+            "before fit: give it an Input, or call it on a batch"
+        )
+    return {name: np.asarray(value) for name, value in found.items() if value is not None}
+
+
+def _take(layer: Any, mine: dict[str, Any], theirs: dict[str, Any]) -> bool:
+    """Give a layer these numbers; return whether it had others."""
+    changed = False
+    for name, value in theirs.items():
+        if name in mine and np.array_equal(mine[name], value):
+            continue
+        changed = True
+        former = getattr(layer, name)
+        setattr(layer, name, tf.constant(value) if tf.is_tensor(former) else value.tolist())
+    return changed

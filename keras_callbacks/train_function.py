@@ -8,11 +8,12 @@ from typing import Any
 import tensorflow as tf
 
 from hvd_hetero.errors import RoundStateError
+from keras_callbacks.course import EPOCH_IS_OVER
 from keras_callbacks.keras_versions import advanced_variables, names_of, tf_variables, trained_variables
 from keras_callbacks.metrics.of_all_ranks import JoinedMetrics
 from keras_callbacks.pipeline.balanced_dataset import BalancedDataset
 from keras_callbacks.pipeline.queue import TOO_FAR_AHEAD
-from keras_callbacks.session import EPOCH_IS_OVER, FitSession
+from keras_callbacks.session import FitSession
 from keras_callbacks.step.failures import told
 from keras_callbacks.step.memory_shortage import MemoryShortage
 
@@ -23,31 +24,31 @@ def _use_source(session: FitSession, iterator: Any) -> int | None:
     Returns the number of rounds that the data have, if that is known and finite.
     """
     source = getattr(iterator, "_dataset", None)  # not a public name: where it is missing, nothing is checked
-    if source is None or session.queue is None:
+    if source is None or session.course.queue is None:
         return None
     if not isinstance(source, BalancedDataset):
         raise RoundStateError(
             "the batches of this fit do not come from resize_batches: pass its result to fit as it is, or with map and "
             "repeat: model.fit(resize_batches((x, y), balance), callbacks=[balance])"
         )
-    if not source.queue.serves(session.balancer):
+    if source.queue.balancer is not session.balancer:
         raise RoundStateError(
             "the batches of this fit were resized for another LoadBalance than is among its callbacks: write "
             "model.fit(resize_batches((x, y), balance), callbacks=[balance]) with one and the same"
         )
     rounds = int(source.cardinality())
-    if not session.steps and rounds == tf.data.INFINITE_CARDINALITY:
+    if not session.course.steps and rounds == tf.data.INFINITE_CARDINALITY:
         raise ValueError(
             "the data repeat without end, and fit was not told how long an epoch is: give it steps_per_epoch=…, or "
             "leave repeat() out, since fit begins the data again in every epoch"
         )
-    if source.queue.traced != session.queue.traced:
+    if source.queue.traced != session.course.queue.traced:
         raise RoundStateError(
             "the batches of this fit have another weight_of or max_micro_batch_cost than those that were resized last, "
             "by which the train step was made; call resize_batches for this fit just before it"
         )
-    source.queue.want_epoch(session.queue.wanted_epoch)
-    session.queue = source.queue
+    source.queue.wanted_epoch = session.course.queue.wanted_epoch
+    session.course.queue = source.queue
     return rounds if rounds > 0 else None
 
 
@@ -57,7 +58,7 @@ class RoundFunction:
     def __init__(self, session: FitSession, model: Any, function: Callable[[Any], Any], figures: JoinedMetrics) -> None:
         self.session = session
         self.optimizer = model.optimizer
-        self.traced = None if session.queue is None else session.queue.traced
+        self.traced = None if session.course.queue is None else session.course.queue.traced
         self._function = function
         self._model = model
         self._figures = figures
@@ -70,14 +71,14 @@ class RoundFunction:
     def __call__(self, iterator: Any) -> Any:
         """Do one round."""
         session, calls = self.session, self.session.calls
-        if not session.fitting or session.queue is None:
+        if not session.course.fitting or session.course.queue is None:
             raise RoundStateError(
                 "the optimizer of this model synchronises for a LoadBalance, which is not among the callbacks of this "
                 "fit; write callbacks=[balance], or call balance.release() before to train this rank alone"
             )
         if iterator is not self._iterator:
             self._left = _use_source(session, iterator)
-        samples = session.queue.prepare(new=iterator is not self._iterator)
+        samples = session.course.queue.prepare(new=iterator is not self._iterator)
         self._iterator = iterator
         if not self._open:
             self._figures.begin()
@@ -88,7 +89,7 @@ class RoundFunction:
         try:
             logs = self._shortage.survived(self._function, iterator)
         except Exception as error:
-            failure, calls.failure = calls.failure, None
+            failure, calls.host.failure = calls.host.failure, None
             if failure is None and TOO_FAR_AHEAD in str(error):
                 failure = RoundStateError(TOO_FAR_AHEAD)
             if failure is None:
@@ -108,15 +109,15 @@ class RoundFunction:
             logs = {**logs, **{k: v for k, v in self._figures.of_state().items() if k in logs}}
         if calls.stop_agreed:
             self._model.stop_training = True
-        unknown = session.queue.rounds is None and session.queue.at_end
-        done_before = session.skipped > 0 and session.last_step  # fit counts all steps of the epoch
+        unknown = session.course.queue.rounds is None and session.course.queue.at_end
+        done_before = session.course.skipped > 0 and session.course.last_step  # fit counts all steps of the epoch
         if (unknown or done_before) and not calls.stop_agreed:
             self._model.stop_training = EPOCH_IS_OVER
         over = self._model.stop_training is EPOCH_IS_OVER
         if self._left is not None:
             self._left -= 1
         # Data that end before steps_per_epoch end the epoch: Keras warns of that when it asks for more.
-        self._open = not (calls.stop_agreed or session.last_step or over or self._left == 0)
+        self._open = not (calls.stop_agreed or session.course.last_step or over or self._left == 0)
         if not self._open:
             self._of_epoch = logs = self._figures.of_all_ranks(logs, calls.samples)
         return logs
@@ -126,7 +127,7 @@ class RoundFunction:
 
         A rank that leaves an epoch before its end takes part in one more round, in which all ranks hear of it.
         """
-        if self._open and self.session.fitting and self._model.stop_training:
+        if self._open and self.session.course.fitting and self._model.stop_training:
             self(self._iterator)
         found, self._of_epoch = self._of_epoch, None
         return found

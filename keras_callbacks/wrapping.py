@@ -19,7 +19,7 @@ from keras_callbacks.keras_versions import (
 from keras_callbacks.metrics.of_all_ranks import Evaluation, JoinedMetrics, global_results
 from keras_callbacks.pipeline.balanced_dataset import refuses_resized
 from keras_callbacks.session import FitSession
-from keras_callbacks.step.failures import tells_failures
+from keras_callbacks.step.failures import failures_told
 from keras_callbacks.step.graph import GraphRound
 from keras_callbacks.step.graph_synchroniser import (
     GraphAllreduce,
@@ -38,7 +38,7 @@ def is_wrapped(session: FitSession, model: Any) -> bool:
         isinstance(function, RoundFunction)
         and function.session is session
         and function.optimizer is model.optimizer
-        and (session.queue is None or function.traced == session.queue.traced)
+        and (session.course.queue is None or function.traced == session.course.queue.traced)
     )
 
 
@@ -53,23 +53,25 @@ def release_from_others(model: Any) -> None:
 def wrap(session: FitSession, model: Any) -> None:
     """Wrap the optimizer and the steps, before the train function is made of them."""
     synchroniser = _synchroniser_of(session, model)
-    weight_of = None if session.queue is None else session.queue.weight_of
+    weight_of = None if session.course.queue is None else session.course.queue.weight_of
     weights = Weights(
-        weight_of, lambda counts: session.calls.ask(common_count, 1, counts)[0], logs=session.wire.rank == 0
+        weight_of, lambda counts: session.calls.host.ask(common_count, 1, counts)[0], logs=session.wire.rank == 0
     )
     graph = GraphRound(
-        session.calls, synchroniser, session.local_layers, weights,
+        session.calls, synchroniser, session.common_start.local_layers, weights,
         gathers=session.gathers, lacks=session.common_start.lacks,
     )  # fmt: skip
     if session.weighs:
         session.on_release(losses_pass_through(model, weights.of_loss))
-    if isinstance(synchroniser, GraphAllreduce) and not session.gathers and not session.local_layers:
+    if isinstance(synchroniser, GraphAllreduce) and not session.gathers and not session.common_start.local_layers:
         session.on_release(loss_passes_through(model, graph.weigh))
     session.adapt_rate(model.optimizer)  # first, since the factor is known once gradients are summed
     session.on_release(gradients_pass_through(model.optimizer, graph.receive, session))
 
+    warned: set[str] = set()
+
     def figures() -> JoinedMetrics:
-        return JoinedMetrics(model, session.wire, session.prefix, gathers=session.gathers, warned=session.warned)
+        return JoinedMetrics(model, session.wire, session.prefix, gathers=session.gathers, warned=warned)
 
     of_steps, of_tests = figures(), figures()
     step: Any = graph.train_step(model.train_step, of_steps)
@@ -78,11 +80,11 @@ def wrap(session: FitSession, model: Any) -> None:
     session.on_release(_set(model, "test_step", _observed(model.test_step, of_tests)))
     model.make_train_function(force=True)
     model.train_function = function = RoundFunction(session, model, model.train_function, of_steps)
-    session.evaluation = evaluation = Evaluation(of_tests, session.evaluated)
+    session.evaluation = evaluation = Evaluation(of_tests, session.course.evaluated)
     results = global_results(model.get_metrics_result, evaluation.close, function.close_epoch)
     session.on_release(_set(model, "get_metrics_result", results))
     model.test_function = None  # it may be the plain step's
-    evaluate = refuses_resized(tells_failures(model.evaluate, lambda: session.elastic))
+    evaluate = refuses_resized(failures_told(lambda: session.elastic)(model.evaluate))
     session.on_release(_set(model, "evaluate", evaluate))
     session.on_release(_set(model, "predict", refuses_resized(model.predict)))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -27,9 +27,11 @@ from keras_callbacks.keras_versions import (
 from keras_callbacks.metrics.reductions import Update, of_no_batch, updates_in, variables_of, weigh
 from keras_callbacks.metrics.step_results import Told
 from keras_callbacks.tensorflow_wire import TensorFlowWire
-from keras_callbacks.values import Values, values_of
 
 logger = logging.getLogger(__name__)
+
+Values: TypeAlias = dict[str, tuple[tf.Variable, tf.Tensor]]
+"""Variables and their values, by the variables' identity."""
 
 
 class JoinedMetrics:
@@ -147,11 +149,10 @@ class JoinedMetrics:
     def of_all_ranks(self, logs: dict[str, Any], samples: int) -> dict[str, Any]:
         """Join the state of all ranks, and return its figures; one collective.
 
-        Nearly every state is a sum over samples (a total and a count, or counts per threshold), so the state of all
-        samples is the sum over the ranks; this also holds for metrics that are no means, such as precision and AUC.
-        What Keras marks as a mean is averaged, and for maxima and minima the largest or smallest is taken. Any other
-        state becomes rank 0's, and a warning says so. Figures of the latest batch are averaged by the ``samples`` in
-        it.
+        Nearly every state is a sum over samples (a total and a count, or counts per threshold), so that of all samples
+        is the sum over the ranks. What Keras marks as a mean is averaged, and of maxima and minima the largest or
+        smallest counts. Any other state becomes rank 0's, with a warning. Figures of the latest batch are averaged by
+        the ``samples`` in it.
         """
         names = self._names or set(logs)
         if self._told is None or self._as_keras_says():
@@ -161,28 +162,19 @@ class JoinedMetrics:
         batch = {name: logs[name] for name in sorted(of_batch) if name in logs and _is_number(logs[name])}
         self._warn()
         variables = self.state()
-        values = [v.numpy() for v in variables]
-        joins = [_JOINS[self._reduction(v)] for v in variables]
-        # Counts are exact in a float64; the sums themselves are of float32. All but sums have a row for every rank.
-        parts = [
-            _flat(value - self._base.get(v._unique_id, 0)) if join is None else self._row(_flat(value))
-            for v, value, join in zip(variables, values, joins, strict=True)
-        ]
-        # Whatever a stand-in has made of its figures comes from no data.
-        parts += [_flat(value) * samples if samples else np.zeros_like(_flat(value)) for value in batch.values()]
-        parts.append(np.array([samples], dtype=np.float64))
-        summed = self._wire.sum(np.concatenate(parts), self._name).numpy()
-        joined = np.split(summed, np.cumsum([part.size for part in parts])[:-1])
-        for variable, value, join in zip(variables, values, joins, strict=True):
-            part = joined.pop(0)
-            result = part if join is not None else part + _flat(self._base.get(variable._unique_id, 0))
-            result = result if join is None else join(result.reshape(self._wire.size, -1))
-            variable.assign(result.reshape(value.shape).astype(value.dtype))
+        mine = [v.numpy() for v in variables], [np.asarray(value) for value in batch.values()], samples
+        states, batches, counts = zip(*self._wire.allgather_object(mine, self._name), strict=True)
+        for variable, *values in zip(variables, *states, strict=True):
+            # Counts are exact in a float64; the sums themselves are of float32.
+            base = np.asarray(self._base.get(variable._unique_id, 0), np.float64)
+            joined = _JOINS[self._reduction(variable)](np.stack(values).astype(np.float64), base)
+            variable.assign(joined.astype(values[0].dtype))
         self._base = {}
-        total = max(float(joined[-1][0]), 1.0)
+        # Whatever a stand-in has made of its figures comes from no data.
+        weights = [count / max(sum(counts), 1) for count in counts]
         means = {
-            name: (part / total).reshape(np.shape(value))[()]
-            for (name, value), part in zip(batch.items(), joined, strict=False)
+            name: sum(np.float64(w) * v if w else np.zeros_like(v) for w, v in zip(weights, values, strict=True))
+            for name, *values in zip(batch, *batches, strict=True)
         }
         return {**logs, **means, **{k: v for k, v in self.of_state().items() if k in names}}
 
@@ -210,11 +202,6 @@ class JoinedMetrics:
             self._base |= {v._unique_id: v.numpy() for v in new}
             changed = [update.variable for update in updates.values()]
             self.found = values_of(v for v in changed if v._unique_id not in others and _has_value(v))
-
-    def _row(self, values: Any) -> Any:
-        rows = np.zeros((self._wire.size, values.size))
-        rows[self._wire.rank] = values
-        return rows.ravel()
 
     def _groups(self) -> dict[str, list[tf.Variable]]:
         """Return the state of each metric; for state of none of the model's metrics, that behind each figure."""
@@ -309,6 +296,11 @@ class Evaluation:
         return self._figures.of_all_ranks(logs, 1)
 
 
+def values_of(variables: Iterable[tf.Variable]) -> Values:
+    """Return the present values, for 10 to 15 microseconds each: one is copied only once its variable changes."""
+    return {v._unique_id: (v, tf.raw_ops.ReadVariableOp(resource=v.handle, dtype=v.dtype)) for v in variables}
+
+
 def global_results(
     local: Callable[[], dict[str, Any]], *close: Callable[[], dict[str, Any] | None]
 ) -> Callable[[], dict[str, Any]]:
@@ -328,22 +320,18 @@ def global_results(
     return results
 
 
-# How the rows of all ranks make one state; None: by their sum.
-_JOINS: dict[str, Callable[[Any], Any] | None] = {
-    "sum": None,
-    "mean": lambda rows: rows.mean(0),
-    "max": lambda rows: rows.max(0),
-    "min": lambda rows: rows.min(0),
-    "unknown": lambda rows: rows[0],
+# How the states of all ranks, which have all begun at the same ``base``, make one.
+_JOINS: dict[str, Callable[[Any, Any], Any]] = {
+    "sum": lambda states, base: base + (states - base).sum(0),
+    "mean": lambda states, _: states.mean(0),
+    "max": lambda states, _: states.max(0),
+    "min": lambda states, _: states.min(0),
+    "unknown": lambda states, _: states[0],
 }
 
 
 def _has_value(variable: tf.Variable) -> bool:
     return bool(tf.raw_ops.VarIsInitializedOp(resource=variable.handle))
-
-
-def _flat(value: Any) -> Any:
-    return np.asarray(value, dtype=np.float64).ravel()
 
 
 def _is_number(value: Any) -> bool:

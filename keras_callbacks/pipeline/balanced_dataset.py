@@ -71,35 +71,22 @@ _NO_CALLBACK = (
     "model.fit(batches, callbacks=[balance]) for what comes from resize_batches"
 )
 _FEWER = "to train on less of an epoch, give fit steps_per_epoch; to use fewer samples, take them before resize_batches"
-_SAMPLES = "do it to the samples, before resize_batches"
 _KEPT = "kept batches would keep the sizes of an old plan: cache the samples, before resize_batches"
+_OF_SAMPLES = (
+    "batch", "bucket_by_sequence_length", "choose_from_datasets", "flat_map", "group_by_window", "ignore_errors",
+    "interleave", "padded_batch", "ragged_batch", "rejection_resample", "scan", "sparse_batch", "unbatch", "unique",
+    "window",
+)  # fmt: skip
 _REFUSED = {
-    "batch": _SAMPLES,
-    "bucket_by_sequence_length": _SAMPLES,
-    "cache": _KEPT,
-    "choose_from_datasets": _SAMPLES,
+    **dict.fromkeys(_OF_SAMPLES, "do it to the samples, before resize_batches"),
+    **dict.fromkeys(("skip", "take", "take_while"), _FEWER),
+    **dict.fromkeys(("cache", "snapshot"), _KEPT),
     "concatenate": "concatenate the samples, before resize_batches",
     "enumerate": "number the samples, before resize_batches",
     "filter": "filter the samples, before resize_batches",
-    "flat_map": _SAMPLES,
-    "group_by_window": _SAMPLES,
-    "ignore_errors": _SAMPLES,
-    "interleave": _SAMPLES,
-    "padded_batch": _SAMPLES,
-    "ragged_batch": _SAMPLES,
     "rebatch": "its sizes are the plan's, set by global_batch of LoadBalance",
-    "rejection_resample": _SAMPLES,
-    "scan": _SAMPLES,
     "shard": "resize_batches has shared the samples out among the ranks already",
     "shuffle": "shuffle the samples before, or say resize_batches(…, shuffle=True)",
-    "skip": _FEWER,
-    "snapshot": _KEPT,
-    "sparse_batch": _SAMPLES,
-    "take": _FEWER,
-    "take_while": _FEWER,
-    "unbatch": _SAMPLES,
-    "unique": _SAMPLES,
-    "window": _SAMPLES,
 }
 
 

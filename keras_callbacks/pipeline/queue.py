@@ -58,10 +58,11 @@ class RoundQueue:
         self.weight_of = weight_of
         self.cuts = cuts
         self._cutter = Cutter(order, balancer.planner, balancer.rank)
-        self._balancer = balancer
+        self.balancer = balancer
         self._batch_of = batch_of
         self._show = show
-        self._wanted_epoch = 0
+        self.wanted_epoch = 0
+        """The number of the epoch that the next iteration is, unless that is past; counted up otherwise."""
         self._fresh = True
         self._begun = False
         self._known: deque[tuple[Cut, Any]] = deque()  # rounds that are cut and not used yet, and their batches
@@ -75,19 +76,10 @@ class RoundQueue:
         # fails at the second.
         show(0, [self.part(0)])
 
-    def serves(self, balancer: Balancer) -> bool:
-        """Return whether its rounds are cut by the plans of this one."""
-        return self._balancer is balancer
-
     @property
     def traced(self) -> tuple[Callable[..., Any] | None, bool]:
         """What a train step depends on."""
         return self.weight_of, self.cuts
-
-    @property
-    def wanted_epoch(self) -> int:
-        """The number of the epoch that the next iteration is, unless that is past; counted up otherwise."""
-        return self._wanted_epoch
 
     @property
     def rounds(self) -> int | None:
@@ -109,10 +101,6 @@ class RoundQueue:
         """Between rounds: True if all samples of the epoch are done."""
         with self.lock:
             return self.ends and self._used > 0 and not self._known and not self._cutter.more
-
-    def want_epoch(self, epoch: int) -> None:
-        """Make the epoch of that number the next iteration."""
-        self._wanted_epoch = epoch
 
     def place(self) -> dict[str, Any] | None:
         """Return, between rounds, where the epoch stands, for ``go_on``; None at its end, where the next one begins."""
@@ -149,12 +137,12 @@ class RoundQueue:
         with self.lock:
             self._begun = True
             again = self.at_end  # by repeat(), or steps_per_epoch: one iteration of many epochs
-            other = self._fresh and self._wanted_epoch != self._cutter.order.epoch
+            other = self._fresh and self.wanted_epoch != self._cutter.order.epoch
             if (new or again) and (self._used or other):
                 # If the rounds of an epoch are not known beforehand, the pipeline has no end, and counts on.
                 self._restart(counting_on=not new and self.rounds is None)
             if new or again:
-                self._balancer.planner.note_epoch(self._cutter.order.size)
+                self.balancer.planner.note_epoch(self._cutter.order.size)
             self._cut_what_is_known()
             return self._known[0][0].samples
 
@@ -181,7 +169,7 @@ class RoundQueue:
         self._cutter.finish(table)
 
     def _rounds_of(self, samples: int | None) -> int | None:
-        if samples is None or not self._balancer.planner.keeps_total:
+        if samples is None or not self.balancer.planner.keeps_total:
             return None
         return self._cutter.rounds_of(samples)
 
@@ -189,18 +177,18 @@ class RoundQueue:
         """Cut, between rounds, the next batch, and those that follow as far as plans are fixed and the epoch goes."""
         if not self._known:
             self._cut_next()
-        while len(self._known) <= self._balancer.planner.lead and self._cutter.more:
+        while len(self._known) <= self.balancer.planner.lead and self._cutter.more:
             self._cut_next()
         self._show(self._used, [batch for _, batch in self._known])
 
     def _cut_next(self) -> None:
-        if self._cutter.ahead > self._balancer.planner.lead:
+        if self._cutter.ahead > self.balancer.planner.lead:
             raise RoundStateError(TOO_FAR_AHEAD if self._begun else NO_TRAINING)
         cut = self._cutter.cut()
         self._known.append((cut, self._batch_of(cut.part)))
 
     def _restart(self, *, counting_on: bool = False) -> None:
-        self._cutter.want(self._wanted_epoch if self._fresh else max(self._cutter.epoch, self._wanted_epoch))
+        self._cutter.want(self.wanted_epoch if self._fresh else max(self._cutter.epoch, self.wanted_epoch))
         self._cutter.begin()
         self._known.clear()
         if not counting_on:

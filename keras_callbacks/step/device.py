@@ -16,8 +16,12 @@ Gradients wait for no copy: they leave as they arise, and the table of the round
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 
@@ -43,6 +47,55 @@ class Device:
         """Return once the device has done all that was queued on it; not for use in a graph."""
         # A tensor that was copied once is not copied again, so this takes a new one.
         tf.raw_ops.Neg(x=self._number).numpy()
+
+
+class HostCalls:
+    """What a graph asks Python. ``timed``: the work of a device must be done when a call reads the clock."""
+
+    def __init__(self, device: Device | None, *, timed: bool) -> None:
+        self.device = device
+        self.failure: BaseException | None = None
+        """The error of a call from the graph, which TensorFlow would pass on only as text."""
+        self._timed = device if timed else None
+
+    def ask(
+        self, function: Callable[..., Any], numbers: int, *inputs: Any, after: Sequence[Any] = (), timed: bool = False
+    ) -> tf.Tensor:
+        """Call Python from the graph, after the tensors in ``after`` are there; the answer is so many float64.
+
+        ``timed``: the call reads the clock, so a device must have computed them, too.
+        """
+        tensors = [t for t in after if isinstance(t, tf.Tensor)]
+        passed = [] if self._timed is None or not timed else [self._timed.passed(tensors)]
+
+        def plainly(*arguments: Any) -> Any:
+            return np.asarray(function(*arguments[: len(inputs)]), dtype=np.float64).reshape(numbers)
+
+        with tf.device("CPU:0"), tf.control_dependencies(tensors):
+            answer = tf.numpy_function(self.guard(plainly), [*inputs, *passed], tf.float64)
+        answer.set_shape([numbers])
+        return answer
+
+    def guard(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function, with what it raises kept for the main thread."""
+
+        def guarded(*arguments: Any) -> Any:
+            try:
+                return function(*arguments)
+            except Exception as error:
+                self.failure = error
+                raise
+
+        return guarded
+
+    def for_batches(self) -> AbstractContextManager[Any]:
+        """Return the device for a batch: a GPU holds only its current micro-batch, and has no memory for more."""
+        return contextlib.nullcontext() if self.device is None else tf.device("CPU:0")
+
+    def wait(self) -> None:
+        """Return once a device whose work is timed has done all of it."""
+        if self._timed is not None:
+            self._timed.wait()
 
 
 def device_here(policy: str, *, timed: bool) -> Device | None:

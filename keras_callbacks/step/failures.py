@@ -8,9 +8,7 @@ that of a Python function called from the graph, for the end of the training, wi
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import tensorflow as tf
 from horovod.common.exceptions import HorovodInternalError
@@ -29,22 +27,11 @@ def told(error: BaseException, *, elastic: bool = True) -> Exception | None:
 
 
 @contextlib.contextmanager
-def failures_told(*, elastic: bool = True) -> Iterator[None]:
-    """Translate failures that Horovod itself does not watch, or would take for the end."""
+def failures_told(elastic: Callable[[], bool] = lambda: True) -> Iterator[None]:
+    """Translate failures that Horovod itself does not watch, or would take for the end; also around a function."""
     try:
         yield
     except tf.errors.UnknownError as error:
-        if (failure := told(error, elastic=elastic)) is None:
+        if (failure := told(error, elastic=elastic())) is None:
             raise
         raise failure from error
-
-
-def tells_failures(function: Callable[..., Any], elastic: Callable[[], bool]) -> Callable[..., Any]:
-    """Return the function, with its failures translated."""
-
-    @functools.wraps(function)
-    def watched(*args: Any, **options: Any) -> Any:
-        with failures_told(elastic=elastic()):
-            return function(*args, **options)
-
-    return watched

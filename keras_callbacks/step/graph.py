@@ -5,8 +5,7 @@
          balancer.begin                                   balancer.report                    balancer.agree
 
 ``begin``, ``report`` and ``agree`` are calls back into Python, tied into the graph by dependencies: the compute time
-ends when the last gradient is ready, and the waiting time when the table is there. A call costs 25 to 80 microseconds,
-and its work two to seven times what it costs in a loop by itself, probably for want of the processor's caches.
+ends when the last gradient is ready, and the waiting time when the table is there. A call costs 25 to 80 microseconds.
 TensorFlow orders calls only by these dependencies, so each is named. A call may use only Python and NumPy:
 an operation of TensorFlow in it waits for the threads that run the graph, a thousandth of a second and more.
 
@@ -97,10 +96,9 @@ class GraphRound:
     def weigh(self, loss: Any) -> Any:
         """Return the loss whose gradients the train step takes: times the weight, if its gradients may be weighted so.
 
-        That saves a product with every gradient, another pass over all their memory: without it, ``overhead_keras.py``
-        gave 1.043 instead of 1.013 (convolutional) and 1.044 instead of 1.030 (100 tensors), errors 0.014 to 0.022. Not
-        if a backward pass is not in proportion to its input, as a user's own may be; nor in
-        types that round the weight.
+        That saves a product with every gradient, another pass over all their memory: ``overhead_keras.py`` gave 1.013
+        instead of 1.043 (convolutional). Not if a backward pass is not in proportion to its input, as a user's
+        own may be; nor in types that round the weight.
         """
         if self._state is None or getattr(loss, "dtype", None) not in (tf.float32, tf.float64):
             return loss
@@ -112,7 +110,7 @@ class GraphRound:
     def _share(self, state: tf.Tensor) -> tf.Tensor:
         """Return this rank's share of a round of one micro-batch."""
         if self._counted is None and (weight := self._weights.weight()) is not None:
-            self._counted = self._calls.ask(self._calls.weigh, SHARE, weight)
+            self._counted = self._calls.host.ask(self._calls.weigh, SHARE, weight)
         return state[_SHARE] if self._counted is None else self._counted
 
     def _shares(self, state: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -133,7 +131,7 @@ class GraphRound:
             if self._gathered is not None:
                 raise ValueError(_TWICE)
             self._gathered = gradients, self._weights.weight(), variables, update
-            if self._calls.policy.updates_locally:
+            if self._calls.balancer.policy.updates_locally:
                 self._update_locally(gradients, update)
             return None
         state, self._state = self._state, None
@@ -214,7 +212,7 @@ class GraphRound:
         reduced = iter(self._synchronised(gradients, reached, state[_SHARE], weighed))
         if weighed and self._synchroniser.correction is not None:
             self._figures.correct(before, self._synchroniser.correction, self._synchroniser.samples_done)
-        if not self._calls.policy.updates_locally:
+        if not self._calls.balancer.policy.updates_locally:
             update([None if v is None else next(reduced) for v in variables])
         return logs
 
@@ -222,7 +220,7 @@ class GraphRound:
         """Return what follows, now that all of a micro-batch is computed."""
         parts = tf.nest.flatten(gradients, expand_composites=True)
         weights = [] if weight is None else [weight]
-        return self._calls.ask(self._calls.proceed, _NUMBERS, *weights, after=parts, timed=True)
+        return self._calls.host.ask(self._calls.proceed, _NUMBERS, *weights, after=parts, timed=True)
 
     def _over_micro_batches(self, logs: Any, latest: Any, state: tf.Tensor) -> Any:
         """Return, for figures of the batch, means over the micro-batches so far, by samples; the latest of others."""
@@ -249,7 +247,7 @@ class GraphRound:
         """
         self._gathering, self._gathered = True, None
         try:
-            with self._calls.host():
+            with self._calls.host.for_batches():
                 micro_batch = _slice(data, state)
             logs = step(micro_batch, state, again=again)
         finally:
@@ -280,9 +278,9 @@ class GraphRound:
         """Start the clock once the batch is there; nothing is computed before."""
         parts = tf.nest.flatten(data, expand_composites=True)
         size = tf.shape(next(part for part in parts if isinstance(part, tf.Tensor)), out_type=tf.int64)[0]
-        kept = parts if self._calls.repeats else []
-        state = self._calls.ask(self._calls.begin_round, _NUMBERS, size, *kept, after=parts)
-        with tf.control_dependencies([state]), self._calls.host():
+        kept = parts if self._calls.micro_batches.repeats else []
+        state = self._calls.host.ask(self._calls.begin_round, _NUMBERS, size, *kept, after=parts)
+        with tf.control_dependencies([state]), self._calls.host.for_batches():
             return state, tf.nest.map_structure(tf.identity, data, expand_composites=True)
 
     def _synchronised(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import horovod.tensorflow as hvd
@@ -18,13 +18,13 @@ import tensorflow as tf
 from hvd_hetero.communication import bucket_sizes as division
 from hvd_hetero.rounds import RoundTable
 from keras_callbacks.step.calls import RoundCalls
-from keras_callbacks.step.parcels import assign, by_type, end_to_end, size_in_bytes
 
 if TYPE_CHECKING:
     from hvd_hetero.topology.mixing import Mixing
 
 _LOOKED_AT = 1 << 12  # numbers of a gradient: a loss's NaN reaches them all (arbitrary)
 _SMALL = 1 << 16  # bytes, up to which a branch is not worth its tracing (arbitrary)
+_PARCEL = 2**26  # bytes of variables that travel in one message
 Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices"
 """The gradient of a whole variable, or of some of its rows, as an embedding's."""
 
@@ -63,40 +63,32 @@ class GraphSynchroniser(ABC):
         """Return the tensors' sums over all ranks, corrected from planned to actual samples; and the correction.
 
         Tensors leave in buckets, the last ones first, as the backward pass brings them; ``of`` makes what leaves
-        from each bucket. A bucket waits for nothing but its own members, and the table for ``after``. (If a bucket
-        was laid end to end here, to travel as one tensor, nothing was gained: steps of 8 tensors took as long.)
+        from each bucket. A bucket waits for nothing but its own members, and the table for ``after``.
 
-        The correction is the balancer's answer to the table, which comes last: all updates would wait for it,
-        and find their gradients out of the cache. With the ``share`` given, samples are summed along with the first
-        bucket that is copied anyway, unless that is the last one, and updates wait for no more. (So updates of an early
-        rank fall into its wait, and in a round that is refused some may have been made. Not for NaN: with the
-        samples travels which ranks have NaN in that bucket, which a loss's NaN reaches.)
-
-        Where the global batch adapts, updates do wait for the answer, which has the factor of the learning rate, too.
-        ``squares`` makes what the balancer hears of the tensors that left and their sums.
-
-        If the clock is a device's (``calls.apart``), the table comes some time after the last gradient. So it
-        travels by itself and on the host, and samples along with the last bucket, too.
+        The correction is the balancer's answer to the table, or with the ``share`` given an early one, if there is a
+        bucket to carry it. ``squares`` makes what the balancer hears of the tensors that left and their sums. If the
+        clock is a device's (``calls.apart``), the table comes some time after the last gradient. So it travels by
+        itself and on the host.
         """
         calls = self._calls
-        length = RoundTable.length(calls.balancer.workers) + 1
         backwards = tensors[::-1]
         buckets = division.divide([size_in_bytes(t) for t in backwards], [t.dtype for t in backwards])
         parcels = [of([backwards[i] for i in bucket]) for bucket in buckets]
         takes_more = [_takes_more(parcel) for parcel in parcels]
         sent = [*itertools.chain(*parcels)]
-        adapts = calls.balancer.planner.goodput is not None
-        counts = [] if share is None or adapts else takes_more if calls.apart else takes_more[:-1]
-        counted = counts.index(True) if True in counts else None
+        carrier = None if share is None else self._carrier(takes_more)
         broken = []
         if share is not None and calls.looks:  # but not of a stand-in, which weighs nothing
-            broken = [_broken(parcels[counted or 0][0] if parcels else after[-1]) * tf.sign(share[0])]
+            broken = [_broken(parcels[carrier or 0][0] if parcels else after[-1]) * tf.sign(share[0])]
         weighed = [] if share is None else [share]  # the row has the weight
-        row = calls.ask(calls.report, length, calls.learning_rate(), *broken, after=[*weighed, *after], timed=True)
-        if share is not None and counted is not None:
+        row = calls.host.ask(
+            calls.report, RoundTable.length(calls.balancer.workers) + 1, calls.learning_rate(), *broken,
+            after=[*weighed, *after], timed=True,
+        )  # fmt: skip
+        if share is not None and carrier is not None:
             flag = broken[0] if broken else 0.0
             ranks = tf.one_hot(calls.balancer.rank, calls.balancer.workers, flag, dtype=tf.float64)
-            parcels[counted].append(tf.cast(tf.concat([share[1:2], ranks], 0), parcels[counted][0].dtype))
+            parcels[carrier].append(tf.cast(tf.concat([share[1:2], ranks], 0), parcels[carrier][0].dtype))
         if takes_more and takes_more[-1] and not calls.apart:
             parcels[-1].append(tf.cast(row, parcels[-1][0].dtype))
         else:
@@ -105,21 +97,41 @@ class GraphSynchroniser(ABC):
         with tf.device("CPU:0") if calls.apart else contextlib.nullcontext():
             sums.append(self._sum(parcels[-1], len(sums)))
         table = tf.cast(sums[-1].pop(), tf.float64)
-        counted_too = None if counted is None else tf.cast(sums[counted].pop(), tf.float64)
+        counts = None if carrier is None else tf.cast(sums[carrier].pop(), tf.float64)
         summed = [*itertools.chain(*sums)]
         # The agreed round is over: a rank's work from then on is its update.
-        answer = calls.ask(calls.agree, 3, table, *squares(sent, summed), after=summed if calls.apart else ())
+        answer = calls.host.ask(calls.agree, 3, table, *squares(sent, summed), after=summed if calls.apart else ())
         correction, self.samples_done = answer[0], answer[2]
-        if adapts:
+        if calls.balancer.planner.goodput is not None:
             calls.rate_factor.assign(answer[1])
-        if share is not None and counted_too is not None:
-            correction, ranks = correction_of(share[2], counted_too[0]), counted_too[1:]
-            if broken:
-                found = tf.reduce_any(ranks > 0)
-                correction = tf.cond(found, lambda: calls.ask(calls.refuse, 1, ranks)[0], lambda: correction)
+        if share is not None and counts is not None:
+            correction = self._early_correction(share, counts, looked=bool(broken))
         corrected = itertools.chain.from_iterable(scaled(bucket, correction) for bucket in sums if bucket)
         by_index = dict(zip(itertools.chain.from_iterable(buckets), corrected, strict=True))
         return [by_index[i] for i in reversed(range(len(tensors)))], correction
+
+    def _carrier(self, takes_more: list[bool]) -> int | None:
+        """Return the number of the bucket that samples are summed along with; None: updates wait for the table.
+
+        The table comes last: all updates would wait for its answer, and find their gradients out of the cache. So it is
+        the first bucket that is copied anyway, unless that is the last one. Where the batch adapts, updates do wait for
+        the answer, which has the factor of the learning rate, too.
+        """
+        if self._calls.balancer.planner.goodput is not None:
+            return None
+        candidates = takes_more if self._calls.apart else takes_more[:-1]
+        return candidates.index(True) if True in candidates else None
+
+    def _early_correction(self, share: tf.Tensor, counts: tf.Tensor, *, looked: bool) -> tf.Tensor:
+        """Return the correction by the sum of samples; refuse NaN of ranks, which ``looked`` for it in that bucket.
+
+        In a round that the table refuses some updates may have been made.
+        """
+        correction, ranks = correction_of(share[2], counts[0]), counts[1:]
+        if not looked:
+            return correction
+        host, refuse = self._calls.host, self._calls.refuse
+        return tf.cond(tf.reduce_any(ranks > 0), lambda: host.ask(refuse, 1, ranks)[0], lambda: correction)
 
     def _sum(self, parcel: list[tf.Tensor], number: int) -> list[tf.Tensor]:
         name = f"HorovodAllreduce_{self._calls.prefix}_{number}"
@@ -140,7 +152,7 @@ class GraphAllreduce(GraphSynchroniser):
         own = [_weighted(g, weight, weighed) for g in rows]
         gathered = [self._gather(g, number) for number, g in enumerate(own)]
         arrived = [g.values for g in rows]
-        every = self._calls.measure(sum(g.shape.num_elements() or 0 for g in dense))
+        every = self._calls.squares.plan(sum(g.shape.num_elements() or 0 for g in dense))
 
         def squares(sent: list[tf.Tensor], sums: list[tf.Tensor]) -> list[tf.Tensor]:
             return _in_some_rounds(every, share[4], lambda: _squares([*sent, *own], [*sums, *gathered]))
@@ -182,7 +194,7 @@ class GraphNeighbourAverage(GraphSynchroniser):
         calls = self._calls
         workers, most = calls.balancer.workers, self._mixing.most_neighbours
         computed = [_numbers(g) for g in gradients]
-        asked = calls.ask(self._partners, workers + 1 + most, after=computed)
+        asked = calls.host.ask(self._partners, workers + 1 + most, after=computed)
         copies, own, others = tf.cast(asked[:workers], tf.int32), asked[workers], asked[workers + 1 :]
         mixed = []
         for number, group in enumerate(by_type(self._variables())):
@@ -307,3 +319,42 @@ def _takes_more(parcel: list[tf.Tensor]) -> bool:
     """Return whether numbers are fused with it. With one large tensor they would have Horovod copy that twice."""
     copied_anyway = len(parcel) > 1 or size_in_bytes(parcel[0]) < division.ALONE
     return copied_anyway and parcel[0].dtype in (tf.float32, tf.float64)
+
+
+def parcels(variables: list[tf.Variable]) -> Iterator[list[tf.Variable]]:
+    """Yield variables of one type, up to 64 MiB together: one message for each would cost a round trip for each."""
+    for group in by_type(variables):
+        parcel: list[tf.Variable] = []
+        size = 0
+        for variable in group:
+            size += size_in_bytes(variable)
+            if parcel and size > _PARCEL:
+                yield parcel
+                parcel, size = [], size_in_bytes(variable)
+            parcel.append(variable)
+        yield parcel
+
+
+def by_type(variables: list[tf.Variable]) -> list[list[tf.Variable]]:
+    """Return the variables, grouped by type."""
+    groups: dict[tf.DType, list[tf.Variable]] = {}
+    for variable in variables:
+        groups.setdefault(variable.dtype, []).append(variable)
+    return list(groups.values())
+
+
+def end_to_end(variables: list[tf.Variable]) -> tf.Tensor:
+    """Return the variables' numbers, as one vector."""
+    return tf.concat([tf.reshape(v, [-1]) for v in variables], 0)
+
+
+def assign(variables: list[tf.Variable], flat: tf.Tensor) -> None:
+    """Give the variables these numbers, which lie end to end."""
+    parts = tf.split(flat, [v.shape.num_elements() for v in variables])
+    for variable, part in zip(variables, parts, strict=True):
+        variable.assign(tf.reshape(part, variable.shape))
+
+
+def size_in_bytes(tensor: tf.Tensor | tf.Variable) -> int:
+    """Return the memory that its numbers take; 0 if the shape is not known."""
+    return int(tensor.shape.num_elements() or 0) * int(tensor.dtype.size)

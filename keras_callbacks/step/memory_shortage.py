@@ -1,9 +1,8 @@
 """A round that does not fit in this rank's memory: it is done again, in smaller micro-batches.
 
-TensorFlow gives up all of a step in which memory runs short, and with it what earlier micro-batches of the round have
-gathered. If gradients leave once all are gathered, none has left for other ranks. So the whole round is done
-again, on the same batch; what the failed step has changed by then (sums of metrics, running statistics, seeds) is put
-back first. Other ranks wait meanwhile, and the gradient counts every sample once.
+TensorFlow gives up all of a step in which memory runs short, also what earlier micro-batches have gathered. If
+gradients leave once all are gathered, none has left by then. So the whole round is done again, on the same batch; what
+the failed step has changed (sums of metrics, running statistics, seeds) is put back first.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from typing import Any
 import tensorflow as tf
 
 from hvd_hetero.measurement.memory_errors import is_out_of_memory
+from keras_callbacks.metrics.of_all_ranks import Values, values_of
 from keras_callbacks.step.calls import RoundCalls
-from keras_callbacks.values import Values, values_of
 
 
 class MemoryShortage:
@@ -35,16 +34,16 @@ class MemoryShortage:
     def survived(self, function: Callable[[Any], Any], iterator: Any) -> Any:
         """Call the train function, and again as often as memory runs short, if it can be repeated."""
         calls = self._calls
-        kept = values_of(self._changed()) if calls.repeats else {}
+        kept = values_of(self._changed()) if calls.micro_batches.repeats else {}
         while True:
             try:
                 return function(iterator)
             except Exception as error:
-                if calls.failure is not None or not is_out_of_memory(error) or not calls.begin_again():
+                if calls.host.failure is not None or not is_out_of_memory(error) or not calls.begin_again():
                     raise
             for variable, value in (self._found() | kept).values():
                 variable.assign(value)
-            iterator = _of_one_batch(calls.batch, iterator.element_spec)
+            iterator = _of_one_batch(calls.micro_batches.batch, iterator.element_spec)
 
 
 def _of_one_batch(parts: tuple[Any, ...], spec: Any) -> Any:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from keras_callbacks.keras_versions import names_of, tf_variables
-from keras_callbacks.metrics.reductions import updates_in, variables_of
+from keras_callbacks.metrics.reductions import variables_of
 
 _TAPE = "gradient_tape/"  # the scope of a tape's operations
 _WRITES = ("Assign", "ResourceApply", "ResourceScatter", "ResourceSparseApply")
@@ -39,9 +39,8 @@ def changed_by(gradients: Sequence[Any], variables: Sequence[Any]) -> str | None
             if operation.type in _NOT_LINEAR and of_gradients.intersection(decides):
                 return str(operation.name)
     trained = set(names_of(known := tf_variables(variables)))
-    handles = {name: v for name, v in variables_of(graph, known).items() if v._unique_id in trained}
-    assigned = [value.op.name for update in updates_in(graph, handles).values() for value in update.values]
-    return next((str(name) for name in assigned if name in of_gradients), None)
+    written = _written(operations, variables_of(graph, known))
+    return next((str(o.name) for o, v in written if o.name in of_gradients and v._unique_id in trained), None)
 
 
 def trained_by(graph: Any, lacks: Callable[[Iterable[Any]], list[Any]]) -> list[tf.Variable]:
@@ -52,13 +51,16 @@ def trained_by(graph: Any, lacks: Callable[[Iterable[Any]], list[Any]]) -> list[
     handles, operations = variables_of(graph), graph.get_operations()
     unknown = set(names_of(lacks(handles.values())))
     of_gradients = _of_gradients(operations, {name for name, v in handles.items() if v._unique_id in unknown})
-    found: dict[str, tf.Variable] = {}
+    written = [(o, v) for o, v in _written(operations, handles) if v.trainable]
+    return list({v._unique_id: v for o, v in written if o.name in of_gradients or _has_tape(o)}.values())
+
+
+def _written(operations: Sequence[Any], handles: dict[str, tf.Variable]) -> Iterator[tuple[Any, tf.Variable]]:
+    """Yield each operation that writes one of these variables, with the variable."""
     for operation in operations:
-        taken = [(number, handles.get(t.name)) for number, t in enumerate(operation.inputs)]
-        written = [v for number, v in taken if v is not None and v.trainable and _writes(operation, number)]
-        if written and (operation.name in of_gradients or _has_tape(operation)):
-            found |= {v._unique_id: v for v in written}
-    return list(found.values())
+        for number, tensor in enumerate(operation.inputs):
+            if tensor.name in handles and _writes(operation, number):
+                yield operation, handles[tensor.name]
 
 
 def _of_gradients(operations: Sequence[Any], through: Container[str] = ()) -> set[str]:

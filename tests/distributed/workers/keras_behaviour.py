@@ -33,7 +33,7 @@ def nothing_is_traced_again_after_the_first_round() -> dict:
 
     class Counted(keras.Model):
         def train_step(self, batch):
-            traces.append(balance.rounds if balance._session.fitting else -1)
+            traces.append(balance.rounds if balance._session.course.fitting else -1)
             return super().train_step(batch)
 
     counts = {}

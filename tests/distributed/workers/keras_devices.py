@@ -14,7 +14,7 @@ from queued_device import Network, QueuedDevice
 from hvd_hetero.policies import LBBSP
 from hvd_hetero.session import balancer_of
 from hvd_hetero.testing import DeviceModel
-from keras_callbacks import LoadBalance, load_balance, resize_batches
+from keras_callbacks import LoadBalance, resize_batches, session
 
 BATCH, ROUNDS_PER_EPOCH, EPOCHS = 64, 15, 3
 CURVES = ((1.2e-3, 12e-3, 6, 40), (4.5e-3, 9e-3, 4, None))
@@ -59,7 +59,7 @@ def unequal_gpus_find_their_split_and_survive_a_shortage_of_memory() -> dict:
     records: list[dict] = []
     with (
         mock.patch.object(time, "perf_counter", clock),
-        mock.patch.object(load_balance, "device_here", return_value=QueuedDevice(device, place=PLACE)),
+        mock.patch.object(session, "device_here", return_value=QueuedDevice(device, place=PLACE)),
     ):
         model = made(device)
         balance = LoadBalance(LBBSP(device="gpu"), global_batch=BATCH)

@@ -20,7 +20,7 @@ import tensorflow as tf  # noqa: E402 - imported by Horovod if it is there
 from hvd_hetero.policies import BSP, LBBSP, ElasticBSP, NonBlocking  # noqa: E402
 from hvd_hetero.session import balancer_of  # noqa: E402
 from hvd_hetero.testing import DeviceModel  # noqa: E402
-from keras_callbacks import LoadBalance, load_balance, resize_batches  # noqa: E402
+from keras_callbacks import LoadBalance, resize_batches, session  # noqa: E402
 from keras_callbacks.step.device import Device, device_here  # noqa: E402
 from keras_callbacks.step.graph_synchroniser import GraphAllreduce  # noqa: E402
 from tests.distributed.workers.queued_device import Network, QueuedDevice  # noqa: E402
@@ -52,7 +52,7 @@ def clock(monkeypatch):
 
 def trained(monkeypatch, model, policy, device):
     """The records of two epochs, each of four rounds of twelve samples and one of two."""
-    monkeypatch.setattr(load_balance, "device_here", lambda policy, timed: device)
+    monkeypatch.setattr(session, "device_here", lambda policy, timed: device)
     balance = LoadBalance(policy, global_batch=12)
     records = []
     balance.on_round(records.append)
@@ -100,7 +100,7 @@ def test_a_round_that_the_first_rank_ends_is_not_over_when_its_work_is_queued(mo
 def graph_of(device, lengths, *, apart=False, looks=False):
     balance = LoadBalance("lb-bsp", global_batch=4)
     calls = balance._session.calls
-    calls._timed, calls.apart, calls.looks = device, apart, looks
+    calls.host._timed, calls.apart, calls.looks = device, apart, looks
     synchroniser = GraphAllreduce(calls)
     specs = [tf.TensorSpec((length,), tf.float32) for length in lengths]
     traced = tf.function(lambda *g: synchroniser(list(g), tf.constant(SHARE, tf.float64)))
@@ -165,7 +165,7 @@ def test_a_processors_graph_is_what_it_was():
 
 
 def test_ranks_on_processors_send_the_table_as_those_with_a_device_do(monkeypatch):
-    monkeypatch.setattr(load_balance.TensorFlowWire, "sum", lambda self, value, name: value + 1)
+    monkeypatch.setattr(session.TensorFlowWire, "sum", lambda self, value, name: value + 1)
     assert LoadBalance("lb-bsp", global_batch=4)._session.calls.apart
     assert not LoadBalance("bsp", global_batch=4)._session.calls.apart, "whose work is not timed"
 
@@ -181,19 +181,19 @@ def test_waiting_for_a_device_asks_it_for_a_number_of_its_own_each_time(monkeypa
 
 
 def test_of_a_variable_on_a_device_the_host_copies_no_more_than_it_looks_at(monkeypatch):
-    monkeypatch.setattr(load_balance, "device_here", lambda policy, timed: Device("CPU:0"))
+    monkeypatch.setattr(session, "device_here", lambda policy, timed: Device("CPU:0"))
     variable = tf.Variable(tf.ones((100, 50)))
     norms = []
     for calls in (LoadBalance(BSP(), global_batch=4)._session.calls, plain_calls(monkeypatch)):
         calls.start(None, [variable])
         calls.prepare()
-        norms.append(calls._shown)
+        norms.append(calls.witnesses.shown)
     assert norms[0] == norms[1]
     assert norms[0][0] > 4 * math.sqrt(5000) - 300
 
 
 def plain_calls(monkeypatch):
-    monkeypatch.setattr(load_balance, "device_here", lambda policy, timed: None)
+    monkeypatch.setattr(session, "device_here", lambda policy, timed: None)
     return LoadBalance(BSP(), global_batch=4)._session.calls
 
 

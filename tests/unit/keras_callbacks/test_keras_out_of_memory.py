@@ -17,7 +17,7 @@ import tensorflow as tf  # noqa: E402 - imported by Horovod if it is there
 from hvd_hetero.errors import HeteroError  # noqa: E402
 from hvd_hetero.policies import BSP, LBBSP, ElasticBSP, NonBlocking  # noqa: E402
 from hvd_hetero.testing import DeviceModel  # noqa: E402
-from keras_callbacks import LoadBalance, load_balance, resize_batches  # noqa: E402
+from keras_callbacks import LoadBalance, resize_batches, session  # noqa: E402
 from keras_callbacks.step.device import Device  # noqa: E402
 from keras_callbacks.step.memory_shortage import MemoryShortage  # noqa: E402
 from tests.distributed.workers.queued_device import Network  # noqa: E402
@@ -40,7 +40,7 @@ def horovod():
 @pytest.fixture(autouse=True)
 def device(monkeypatch):
     """This rank has one, whose memory may run short."""
-    monkeypatch.setattr(load_balance, "device_here", lambda policy, timed: Device("CPU:0"))
+    monkeypatch.setattr(session, "device_here", lambda policy, timed: Device("CPU:0"))
 
 
 class Counted(Network):
@@ -249,7 +249,8 @@ def test_other_failures_are_what_they_were(error, failure, begun):
     def fails(iterator):
         raise error
 
-    calls = SimpleNamespace(repeats=True, failure=failure, begin_again=lambda: begun)
+    calls = SimpleNamespace(begin_again=lambda: begun)
+    calls.host, calls.micro_batches = SimpleNamespace(failure=failure), SimpleNamespace(repeats=True)
     with pytest.raises(type(error)) as raised:
         MemoryShortage(calls, list).survived(fails, None)
     assert raised.value is error
@@ -260,9 +261,9 @@ def test_a_round_whose_gradients_may_have_left_is_not_done_again():
     balance = LoadBalance(BSP(max_micro_batch=6), global_batch=BATCH)
     resize_batches((X, Y), balance)
     session = balance._session
-    session.queue.prepare(new=True)
+    session.course.queue.prepare(new=True)
     session.calls.prepare()
-    assert not session.calls.begin_again(), "no round has begun, so the memory was short elsewhere"
+    assert not session.calls.begin_again(), "no round has begun: memory was short elsewhere"
     session.calls.begin_round(BATCH)
     session.calls.proceed()
     assert session.calls.begin_again(), "in the second of two"
@@ -275,11 +276,11 @@ def test_a_round_whose_gradients_may_have_left_is_not_done_again():
 
 
 def test_updates_of_a_ranks_own_are_not_taken_back():
-    assert not LoadBalance(ElasticBSP(3, updates="local"), global_batch=BATCH)._session.calls.repeats
-    assert LoadBalance(ElasticBSP(3), global_batch=BATCH)._session.calls.repeats
+    assert not LoadBalance(ElasticBSP(3, updates="local"), global_batch=BATCH)._session.calls.micro_batches.repeats
+    assert LoadBalance(ElasticBSP(3), global_batch=BATCH)._session.calls.micro_batches.repeats
 
 
 def test_without_a_device_nothing_is_kept_for_another_attempt(monkeypatch):
-    monkeypatch.setattr(load_balance, "device_here", lambda policy, timed: None)
-    assert not LoadBalance(BSP(max_micro_batch=4), global_batch=BATCH)._session.calls.repeats
-    assert LoadBalance(LBBSP(device="gpu"), global_batch=BATCH)._session.calls.repeats
+    monkeypatch.setattr(session, "device_here", lambda policy, timed: None)
+    assert not LoadBalance(BSP(max_micro_batch=4), global_batch=BATCH)._session.calls.micro_batches.repeats
+    assert LoadBalance(LBBSP(device="gpu"), global_batch=BATCH)._session.calls.micro_batches.repeats

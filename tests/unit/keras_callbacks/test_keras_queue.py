@@ -104,7 +104,7 @@ def test_the_epoch_that_fit_starts_with_decides_the_order():
     queue, balancer = queue_of(shuffle=True)
     epoch(queue, balancer)
     resumed, other = queue_of(shuffle=True)
-    resumed.want_epoch(1)
+    resumed.wanted_epoch = 1
     resumed.prepare(new=True)
     assert epoch(resumed, other) == epoch(queue, balancer)
 
@@ -170,7 +170,7 @@ def test_another_queue_goes_on_where_one_stood(lead):
     later = [queue.part(2).tolist()]
     other, another = queue_of(lead=lead, shuffle=True)
     other.go_on(place)
-    other.want_epoch(7)  # whatever fit counts
+    other.wanted_epoch = 7
     for index in range(2):
         other.prepare(new=index == 0)
         assert not other.at_end

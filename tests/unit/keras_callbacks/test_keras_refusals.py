@@ -171,8 +171,8 @@ def test_a_counter_that_is_told_of_goes_on_as_in_one_process():
     session.calls.share = lambda: [0.5, *share()[1:]]
     batches = resize_batches((X, Y), balance)
     history = model.fit(batches, epochs=2, verbose=0, shuffle=False, callbacks=[balance]).history
-    assert float(model.count) == 2 * session.queue.rounds
-    assert history["strength"] == pytest.approx([session.queue.rounds / 10, session.queue.rounds / 5])
+    assert float(model.count) == 2 * session.course.queue.rounds
+    assert history["strength"] == pytest.approx([session.course.queue.rounds / 10, session.course.queue.rounds / 5])
 
 
 def test_an_update_in_a_branch_is_refused_and_told_how_to_accumulate():
@@ -398,14 +398,14 @@ def test_batches_that_are_asked_for_too_early_are_refused_and_fit_says_so_plainl
     balance = LoadBalance("bsp", global_batch=2)
     batches = resize_batches((X, Y), balance)
     session = balance._session
-    session.queue.prepare(new=True)
+    session.course.queue.prepare(new=True)
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"size.*prefetch"):
         list(batches)
 
     def fails(iterator):
         raise tf.errors.InvalidArgumentError(None, None, f"assertion failed: [{TOO_FAR_AHEAD}]")
 
-    session.fitting, model = True, network()
+    session.course.fitting, model = True, network()
     figures = JoinedMetrics(model, TensorFlowWire(), "figures", gathers=False, warned=set())
     with pytest.raises(RoundStateError, match=r"^the data pipeline .*size"):
         RoundFunction(session, model, fails, figures)(iter(()))
@@ -414,7 +414,7 @@ def test_batches_that_are_asked_for_too_early_are_refused_and_fit_says_so_plainl
 def test_a_batch_is_used_once():
     balance = LoadBalance("bsp", global_batch=4)
     resize_batches((X, Y), balance)
-    queue = balance._session.queue
+    queue = balance._session.course.queue
     queue.prepare(new=True)
     queue.take()
     queue.take()

@@ -10,9 +10,8 @@ import tensorflow as tf  # noqa: E402 - imported by Horovod if it is there
 
 from hvd_hetero.errors import HeteroError  # noqa: E402
 from keras_callbacks import LoadBalance, resize_batches  # noqa: E402
-from keras_callbacks.adapted import share_adapted  # noqa: E402
 from keras_callbacks.elastic import KerasState  # noqa: E402
-from keras_callbacks.start import CommonStart  # noqa: E402
+from keras_callbacks.start import CommonStart, share_adapted  # noqa: E402
 from keras_callbacks.tensorflow_wire import TensorFlowWire  # noqa: E402
 
 keras = tf.keras
@@ -280,8 +279,7 @@ def test_numbers_that_adapt_has_found_become_rank_0s_also_in_functions_that_were
 
     class FromRank0(TensorFlowWire):
         def broadcast_object(self, obj, root_rank, name):
-            words, numbers = obj
-            return words, [{name: number + 1 for name, number in layer.items()} for layer in numbers]
+            return [{name: number + 1 for name, number in layer.items()} for layer in obj]
 
     expected = [np.ravel(n) + 1 for n in (normal.mean, given.mean, bins.bin_boundaries)]
     share_adapted(model, FromRank0(), "numbers")

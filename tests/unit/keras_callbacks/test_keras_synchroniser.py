@@ -16,8 +16,7 @@ from keras_callbacks import LoadBalance, keras_versions, resize_batches  # noqa:
 from keras_callbacks.keras_versions import gradients_pass_through  # noqa: E402
 from keras_callbacks.start import average, start_alike  # noqa: E402
 from keras_callbacks.step.graph import GraphRound  # noqa: E402
-from keras_callbacks.step.graph_synchroniser import GraphAllreduce, correction_of  # noqa: E402
-from keras_callbacks.step.parcels import parcels  # noqa: E402
+from keras_callbacks.step.graph_synchroniser import GraphAllreduce, correction_of, parcels  # noqa: E402
 from keras_callbacks.tensorflow_wire import TensorFlowWire  # noqa: E402
 
 keras = tf.keras
@@ -309,7 +308,7 @@ def test_means_are_taken_of_many_variables_at_once():
 
 
 def test_large_variables_travel_apart(monkeypatch):
-    monkeypatch.setattr("keras_callbacks.step.parcels._PARCEL", 40)
+    monkeypatch.setattr("keras_callbacks.step.graph_synchroniser._PARCEL", 40)
     numbers = [tf.Variable(tf.zeros(n)) for n in (4, 5, 2, 20, 1, 1)]
     assert [[int(v.shape[0]) for v in parcel] for parcel in parcels(numbers)] == [[4, 5], [2], [20], [1, 1]]
 
@@ -374,7 +373,7 @@ def test_a_batch_of_another_size_than_was_cut_counts_as_it_came():
     x = np.ones((8, 2), "float32")
     resize_batches((x, x[:, :1]), balance)
     session = balance._session
-    assert session.queue.prepare(new=True) == 4
+    assert session.course.queue.prepare(new=True) == 4
     session.calls.begin_round(3)
     assert session.calls.samples == 3
     assert session.calls.share() == [0.75, 3, 4, 1.0, 0.0]

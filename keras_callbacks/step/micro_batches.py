@@ -1,0 +1,81 @@
+"""The micro-batches of a round, begun one by one; and all of them again, smaller, if memory runs short."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from hvd_hetero.balancer import Balancer
+from hvd_hetero.data.sample_order import Cut
+from hvd_hetero.measurement.memory_errors import DONE_IN_PARTS, not_done_again
+from hvd_hetero.rounds import MicroBatch
+from keras_callbacks.pipeline.queue import RoundQueue
+
+logger = logging.getLogger(__name__)
+
+
+class MicroBatches:
+    """What is left of a round here.
+
+    ``repeats``: a round that runs out of memory is done again, until its gathered gradient leaves.
+    """
+
+    def __init__(self, balancer: Balancer, *, repeats: bool) -> None:
+        self.repeats = repeats
+        self.batch: tuple[Any, ...] = ()
+        """The batch of the current round, part by part, if it is kept to be done again."""
+        self.begun = False
+        """True: the current step's round has begun."""
+        self.leaves = False
+        """True: the gathered gradient leaves for other ranks."""
+        self._balancer = balancer
+        self._cut: Cut | None = None
+        self._most = 0  # of a micro-batch, in a round that is done again
+        self._pending: list[MicroBatch] = []
+        self._offset = 0
+
+    def clear(self) -> None:
+        """Forget a round that is not finished."""
+        self._pending.clear()
+        self._most = 0
+
+    def begin(self, queue: RoundQueue, size: int, batch: tuple[Any, ...]) -> int:
+        """Begin a round, for which a batch of this size has arrived; return its samples."""
+        most, self._most = self._most, 0
+        if not most:
+            self._cut = queue.take()
+        cut = self._cut
+        assert cut is not None, "it has just been taken, or is done again"
+        self.batch, self.begun, self.leaves, self._offset = batch, True, False, 0
+        # A round that was planned before the limit was known keeps to it, too.
+        self._pending = cut.micro_batches(most or (self._balancer.meter.limit if self.repeats else 0))
+        planned = sum(work.samples for work in self._pending)
+        if size != max(planned, 1):
+            if len(self._pending) > 1:
+                raise ValueError(
+                    f"a batch of {size} samples came where {planned} were cut; what follows resize_batches must "
+                    "leave their number as it is"
+                )
+            # Weighted by the actual size. The others see it in the table.
+            self._pending = [cut.micro_batch(int(size))]
+        return sum(work.samples for work in self._pending)
+
+    def begin_next(self, input_s: float) -> tuple[int, int]:
+        """Begin the next micro-batch; return where its rows of the batch begin, and how many they are."""
+        work = self._pending.pop(0)
+        self._balancer.begin(work, input_s)
+        size = max(work.samples, 1)
+        begin, self._offset = self._offset, self._offset + size
+        return begin, size
+
+    def begin_again(self) -> bool:
+        """Have all of the round done again, in smaller micro-batches, as memory is short; False if none has begun."""
+        balancer, work = self._balancer, self._balancer.work
+        if not self.begun:
+            return False
+        if not self.repeats or self.leaves or not balancer.computing:
+            when = "where gradients may have left for other ranks, or been applied, which is not done again"
+            raise not_done_again(balancer.rounds - (not balancer.in_round), balancer.rank, work.samples, when)
+        self._most = balancer.out_of_memory(again=True)
+        logger.warning(DONE_IN_PARTS, balancer.rounds, balancer.rank, work.samples, self._most, balancer.meter.limit)
+        return True
