@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
+
+import tensorflow as tf
 
 from hvd_hetero.errors import HeteroError
 from keras_callbacks.pipeline.queue import RoundQueue
 from keras_callbacks.tensorflow_wire import TensorFlowWire
 
-
-class _EpochIsOver:
-    """Truthy, as ``stop_training`` must be to end the loop over an epoch's steps."""
-
-
-EPOCH_IS_OVER = _EpochIsOver()
-"""The value of ``stop_training`` at an end of an epoch that fit does not know: on_epoch_end takes it back."""
-
-
-class KerasCallback(Protocol):
-    """The attributes that Keras gives every callback."""
-
-    model: Any
-    params: dict[str, Any] | None
+EPOCH_IS_OVER = object()
+"""The value of ``stop_training``, and as true, at an end of an epoch that fit does not know: its end takes it back."""
 
 
 class FitCourse:
     """Where this rank is in ``fit``, as far as fit knows; and the meetings at which ranks agree to go on."""
 
-    def __init__(self, wire: TensorFlowWire, prefix: str, callback: KerasCallback) -> None:
+    def __init__(self, wire: TensorFlowWire, prefix: str, callback: tf.keras.callbacks.Callback) -> None:
         self.queue: RoundQueue | None = None
         """Where batches come from: the latest ``resize_batches``, or the data which fit iterates over."""
         self.fitting = False

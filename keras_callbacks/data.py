@@ -95,9 +95,8 @@ def resize_batches(
     session = balance._session
     balancer = session.balancer
     is_stream = isinstance(data, tf.data.Dataset) or is_sequence(data)
-    _check_stream(data, is_stream, stream, padding_values)
+    _check_options(data, session, is_stream, stream, padding_values, weight_of)
     prefetch = _checked_prefetch(session, prefetch, is_stream)
-    _check_weight_of(session, weight_of)
     if cost_of is None and max_micro_batch_cost is not None:
         raise ValueError(NO_COSTS)
     balancer.set_lead(prefetch)
@@ -128,7 +127,9 @@ def resize_batches(
     return BalancedDataset(_numbered(queue).map(batch).with_options(_options(tuned=is_stream)), queue, prefetch)
 
 
-def _check_stream(data: Any, is_stream: bool, stream: str | None, padding_values: Any) -> None:
+def _check_options(
+    data: Any, session: FitSession, is_stream: bool, stream: str | None, padding_values: Any, weight_of: Any
+) -> None:
     if stream not in (None, "whole", "shard") or (stream is not None and not is_stream):
         raise ValueError(
             f"stream must be 'whole' or 'shard', and is for a dataset or a sequence; got {stream!r} with "
@@ -138,6 +139,13 @@ def _check_stream(data: Any, is_stream: bool, stream: str | None, padding_values
         raise ValueError(
             f"padding_values is for a tf.data.Dataset of single samples, got {padding_values!r} with "
             f"{type(data).__name__}; make one by from_generator, or leave it out"
+        )
+    if weight_of is not None and not callable(weight_of):
+        raise TypeError(f"weight_of must be a function of a batch, got {weight_of!r}; write weight_of=lambda x, y: …")
+    if weight_of is not None and not session.weighs:
+        raise ValueError(
+            f"weight_of does not go with policy {session.policy.name!r} and this sync, which do not average gradients "
+            "by their weights alone; leave it out, or use policy='lb-bsp' and sync='allreduce'"
         )
 
 
@@ -158,16 +166,6 @@ def _checked_prefetch(session: FitSession, prefetch: int | None, is_stream: bool
             "batches; put what is slow into a map of the dataset, with num_parallel_calls"
         )
     return prefetch
-
-
-def _check_weight_of(session: FitSession, weight_of: Any) -> None:
-    if weight_of is not None and not callable(weight_of):
-        raise TypeError(f"weight_of must be a function of a batch, got {weight_of!r}; write weight_of=lambda x, y: …")
-    if weight_of is not None and not session.weighs:
-        raise ValueError(
-            f"weight_of does not go with policy {session.policy.name!r} and this sync, which do not average gradients "
-            "by their weights alone; leave it out, or use policy='lb-bsp' and sync='allreduce'"
-        )
 
 
 def _numbered(queue: RoundQueue) -> tf.data.Dataset:

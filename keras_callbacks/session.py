@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from hvd_hetero.errors import HeteroError
 from hvd_hetero.session import Session
-from keras_callbacks.course import FitCourse, KerasCallback
+from keras_callbacks.course import FitCourse
 from keras_callbacks.keras_versions import build_optimizer, rate_times
 from keras_callbacks.metrics.of_all_ranks import Evaluation
 from keras_callbacks.refusals import check_layers, check_local, check_rate
@@ -24,7 +24,7 @@ class FitSession(Session):
     """One rank's part of one training, in ``fit`` or in a user's own loop; options are ``Session``'s."""
 
     def __init__(
-        self, policy: Any, global_batch: Any, callback: KerasCallback, local_layers: Sequence[Any], **options: Any
+        self, policy: Any, global_batch: Any, callback: Any, local_layers: Sequence[Any], **options: Any
     ) -> None:
         self.wire = wire = TensorFlowWire()
         super().__init__(

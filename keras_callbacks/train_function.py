@@ -90,10 +90,9 @@ class RoundFunction:
             logs = self._shortage.survived(self._function, iterator)
         except Exception as error:
             failure, calls.host.failure = calls.host.failure, None
-            if failure is None and TOO_FAR_AHEAD in str(error):
-                failure = RoundStateError(TOO_FAR_AHEAD)
             if failure is None:
-                failure = told(error, elastic=session.elastic)
+                ahead = TOO_FAR_AHEAD in str(error)
+                failure = RoundStateError(TOO_FAR_AHEAD) if ahead else told(error, elastic=session.elastic)
             if failure is None:
                 if samples <= 1 and isinstance(error, tf.errors.InvalidArgumentError):
                     error.add_note("This rank's batch had one sample, of the first axis; LBBSP(minimum=2) avoids it")

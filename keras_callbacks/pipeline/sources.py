@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import tensorflow as tf
@@ -16,26 +16,8 @@ Chunk = list[tf.Tensor]
 """Some samples, component by component."""
 
 
-class Source(Protocol):
-    """Samples that are read from front to end."""
-
-    spec: Any
-    """Types and shapes of a batch of unknown size."""
-    length: int | None
-    """Samples of an epoch; None if that is not known."""
-    ends: bool
-    """True: an epoch ends by itself."""
-    padding: dict[int, tf.Tensor]
-    """Values that fill up the components whose shapes differ, by their numbers; their shapes follow in a chunk."""
-    has_costs: bool
-    """True: chunks end with what each sample costs."""
-
-    def chunks(self, epoch: int) -> Iterator[Chunk]:
-        """Yield the samples of an epoch, some at a time."""
-
-
 class DatasetSource:
-    """A ``tf.data.Dataset`` whose elements are single samples."""
+    """A ``tf.data.Dataset`` whose elements are single samples, read from front to end."""
 
     def __init__(
         self,
@@ -50,7 +32,9 @@ class DatasetSource:
         if cardinality == 0 and not may_be_empty:
             raise ValueError("data must hold at least one sample, and the dataset has none; check what it is read from")
         self.length: int | None = cardinality if cardinality > 0 else None
+        """Samples of an epoch; None if that is not known."""
         self.ends = cardinality != tf.data.INFINITE_CARDINALITY
+        """True: an epoch ends by itself."""
         self._samples = samples
         self._seed = seed
         for spec in tf.nest.flatten(samples.element_spec):
@@ -60,10 +44,13 @@ class DatasetSource:
                     "map before resize_batches, with padding_values if their shapes differ"
                 )
         self.padding = {} if padding is None else _padding(padding, samples.element_spec)
+        """Values that fill up the components whose shapes differ, by their numbers; their shapes follow in a chunk."""
         self._cost_of = cost_of
         self.has_costs = cost_of is not None
+        """True: chunks end with what each sample costs."""
         self._in_order = self._chunked(samples)
         self.spec = samples.batch(_CHUNK).element_spec
+        """Types and shapes of a batch of unknown size."""
 
     def chunks(self, epoch: int) -> Iterator[Chunk]:
         """Yield the samples of an epoch, in batches that tf.data forms and fetches ahead."""
@@ -168,6 +155,10 @@ class SequenceSource:
         """Return how many batches there are; a PyDataset may define this without ``len``, and None if it has no end."""
         count: int | None = self._batches.num_batches if hasattr(self._batches, "num_batches") else len(self._batches)
         return count
+
+
+Source: TypeAlias = DatasetSource | SequenceSource
+"""Samples that are read from front to end."""
 
 
 def _costs_by(cost_of: Callable[..., Any]) -> Callable[[Any], tf.Tensor]:
