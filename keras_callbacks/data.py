@@ -261,12 +261,8 @@ def _tensors(data: Any) -> tuple[Any, int]:
         raise ValueError(f"all arrays of data must hold equally many samples, got {sorted(lengths)}; cut them alike")
     # Separate tensors, not constants of the graph, which are limited to two gigabytes and copied.
     with tf.device("CPU:0"):
-        tensors = tf.nest.map_structure(lambda a: tf.convert_to_tensor(np.asarray(a) if _pandas(a) else a), data)
+        tensors = tf.nest.map_structure(lambda a: tf.convert_to_tensor(a if tf.is_tensor(a) else np.asarray(a)), data)
     return tensors, lengths.pop()
-
-
-def _pandas(array: Any) -> bool:
-    return type(array).__module__.partition(".")[0] == "pandas"
 
 
 class _Known:

@@ -168,8 +168,7 @@ def advanced_variables(model: Any) -> list[tf.Variable]:
 
     Plain variables of TensorFlow are among them.
     """
-    metrics = tf_variables(v for metric in model.metrics for v in metric.variables)
-    apart = set(names_of([*tracked_state(model), *metrics]))
+    apart = set(names_of(metrics_state(model)))
     return [v for v in weights_of(model) if v._unique_id not in apart]
 
 
@@ -184,10 +183,11 @@ def trained_variables(model: Any) -> list[tf.Variable]:
     return tf_variables(model.trainable_variables)
 
 
-def tracked_state(model: Any) -> list[tf.Variable]:
-    """Return the variables of metrics in attributes of a model or a layer: tf_keras counts them among the weights."""
+def metrics_state(model: Any) -> list[tf.Variable]:
+    """Return the variables of metrics, also in attributes of layers, which tf_keras counts among the weights."""
     layers = list(model._flatten_layers())
-    metrics = [layer for layer in layers if isinstance(layer, tf.keras.metrics.Metric)]
+    metrics = [*model.metrics]
+    metrics += [layer for layer in layers if isinstance(layer, tf.keras.metrics.Metric)]
     metrics += [metric for layer in layers for metric in getattr(layer, "_metrics", ())]
     return tf_variables(v for metric in metrics for v in metric.variables)
 

@@ -23,8 +23,9 @@ def _use_source(session: FitSession, iterator: Any) -> int | None:
 
     Returns the number of rounds that the data have, if that is known and finite.
     """
+    course = session.course
     source = getattr(iterator, "_dataset", None)  # not a public name: where it is missing, nothing is checked
-    if source is None or session.course.queue is None:
+    if source is None or course.queue is None:
         return None
     if not isinstance(source, BalancedDataset):
         raise RoundStateError(
@@ -37,18 +38,18 @@ def _use_source(session: FitSession, iterator: Any) -> int | None:
             "model.fit(resize_batches((x, y), balance), callbacks=[balance]) with one and the same"
         )
     rounds = int(source.cardinality())
-    if not session.course.steps and rounds == tf.data.INFINITE_CARDINALITY:
+    if not course.steps and rounds == tf.data.INFINITE_CARDINALITY:
         raise ValueError(
             "the data repeat without end, and fit was not told how long an epoch is: give it steps_per_epoch=…, or "
             "leave repeat() out, since fit begins the data again in every epoch"
         )
-    if source.queue.traced != session.course.queue.traced:
+    if source.queue.traced != course.queue.traced:
         raise RoundStateError(
             "the batches of this fit have another weight_of or max_micro_batch_cost than those that were resized last, "
             "by which the train step was made; call resize_batches for this fit just before it"
         )
-    source.queue.wanted_epoch = session.course.queue.wanted_epoch
-    session.course.queue = source.queue
+    source.queue.wanted_epoch = course.queue.wanted_epoch
+    course.queue = source.queue
     return rounds if rounds > 0 else None
 
 
@@ -70,15 +71,15 @@ class RoundFunction:
 
     def __call__(self, iterator: Any) -> Any:
         """Do one round."""
-        session, calls = self.session, self.session.calls
-        if not session.course.fitting or session.course.queue is None:
+        session, calls, course = self.session, self.session.calls, self.session.course
+        if not course.fitting or course.queue is None:
             raise RoundStateError(
                 "the optimizer of this model synchronises for a LoadBalance, which is not among the callbacks of this "
                 "fit; write callbacks=[balance], or call balance.release() before to train this rank alone"
             )
         if iterator is not self._iterator:
             self._left = _use_source(session, iterator)
-        samples = session.course.queue.prepare(new=iterator is not self._iterator)
+        samples = course.queue.prepare(new=iterator is not self._iterator)
         self._iterator = iterator
         if not self._open:
             self._figures.begin()
@@ -108,15 +109,15 @@ class RoundFunction:
             logs = {**logs, **{k: v for k, v in self._figures.of_state().items() if k in logs}}
         if calls.stop_agreed:
             self._model.stop_training = True
-        unknown = session.course.queue.rounds is None and session.course.queue.at_end
-        done_before = session.course.skipped > 0 and session.course.last_step  # fit counts all steps of the epoch
+        unknown = course.queue.rounds is None and course.queue.at_end
+        done_before = course.skipped > 0 and course.last_step  # fit counts all steps of the epoch
         if (unknown or done_before) and not calls.stop_agreed:
             self._model.stop_training = EPOCH_IS_OVER
         over = self._model.stop_training is EPOCH_IS_OVER
         if self._left is not None:
             self._left -= 1
         # Data that end before steps_per_epoch end the epoch: Keras warns of that when it asks for more.
-        self._open = not (calls.stop_agreed or session.course.last_step or over or self._left == 0)
+        self._open = not (calls.stop_agreed or course.last_step or over or self._left == 0)
         if not self._open:
             self._of_epoch = logs = self._figures.of_all_ranks(logs, calls.samples)
         return logs

@@ -17,11 +17,11 @@ import tensorflow as tf
 from keras_callbacks.keras_versions import (
     advanced_variables,
     loss_totals,
+    metrics_state,
     names_of,
     optimizer_variables,
     spectral_vectors,
     tf_variables,
-    tracked_state,
     trained_variables,
 )
 from keras_callbacks.metrics.reductions import Update, of_no_batch, updates_in, variables_of, weigh
@@ -155,11 +155,8 @@ class JoinedMetrics:
         the ``samples`` in it.
         """
         names = self._names or set(logs)
-        if self._told is None or self._as_keras_says():
-            of_batch = names - self._local().keys()
-        else:
-            of_batch = names - self._told.state.keys()
-        batch = {name: logs[name] for name in sorted(of_batch) if name in logs and _is_number(logs[name])}
+        of_batch = sorted(names - self.of_state().keys())
+        batch = {name: logs[name] for name in of_batch if name in logs and _is_number(logs[name])}
         self._warn()
         variables = self.state()
         mine = [v.numpy() for v in variables], [np.asarray(value) for value in batch.values()], samples
@@ -182,7 +179,7 @@ class JoinedMetrics:
         self, graph: Any, logs: dict[str, Any], handles: dict[str, tf.Variable], updates: dict[str, Update]
     ) -> None:
         model = self._model
-        metrics = tf_variables(v for metric in model.metrics for v in metric.variables) + tracked_state(model)
+        metrics = metrics_state(model)
         others = {v._unique_id: v for v in [*tf_variables(model.weights), *optimizer_variables(model.optimizer)]}
         for v in metrics:
             others.pop(v._unique_id, None)

@@ -15,6 +15,8 @@ import tensorflow as tf
 
 from keras_callbacks.metrics.reductions import Update, behind, is_given
 
+_READ = "ReadVariableOp"
+
 
 class Told:
     """The figures of one traced step, by name: those made of state, and those of the batch."""
@@ -32,51 +34,33 @@ class Told:
 
         ``metrics`` are known to be state: a user's function or branch that takes one may do anything with it.
         """
-        self._handles = handles
-        self._order = {operation.name: i for i, operation in enumerate(graph.get_operations())}
-        self._updates = updates
-        self._apart = {v._unique_id for v in apart}
-        self._metrics = {v._unique_id for v in metrics}
         self.state: dict[str, list[tf.Variable]] = {}
         """By figure, the variables that a step changes and the figure is made of."""
         self.partly_of_state: list[str] = []
         """Figures made of state and of something else, too, or of state in a function, which is not looked into."""
+        order = {operation.name: i for i, operation in enumerate(graph.get_operations())}
+        no_state, known = {v._unique_id for v in apart}, {v._unique_id for v in metrics}
         made: dict[str, Any] = {}
         for name, figure in figures.items():
             parts = tf.nest.flatten(figure)
-            operations: dict[str, Any] = {}
-            for part in parts:
-                if isinstance(part, tf.Tensor):
-                    operations |= behind(part)
-            changed = [u.variable for u in self._read(operations) if u.variable._unique_id not in self._apart]
-            if all(isinstance(part, tf.Tensor) for part in parts) and self._is_of_state(graph, operations):
-                self.state[name] = changed
+            tensors = [part for part in parts if isinstance(part, tf.Tensor)]
+            operations = {n: o for tensor in tensors for n, o in behind(tensor).items()}
+            taken = [(o, handles.get(tensor.name)) for o in operations.values() for tensor in o.inputs]
+            read = [(o, v) for o, v in taken if o.type == _READ]
+            changed = {v._unique_id: v for _, v in read if v is not None and v._unique_id in updates.keys() - no_state}
+            at_the_end = all(
+                v is not None
+                and v._unique_id not in no_state
+                and (v._unique_id not in changed or order[o.name] > order[updates[v._unique_id].last])
+                for o, v in read
+            )
+            if len(tensors) == len(parts) and at_the_end and is_given(graph, operations):
+                self.state[name] = list(changed.values())
                 made[name] = figure
-            elif changed or self._hides_state(operations):
+            elif changed or any(v._unique_id in known for o, v in taken if v is not None and o.type != _READ):
                 self.partly_of_state.append(name)
-        self.compute: Callable[[], dict[str, Any]] = _cut(graph, self._handles, made)
+        self.compute: Callable[[], dict[str, Any]] = _cut(graph, handles, made)
         """A function that computes the figures made of state, from the present state."""
-
-    def _read(self, operations: dict[str, Any]) -> list[Update]:
-        """Return the step's updates of the variables that these operations read."""
-        variables = [self._handles.get(o.inputs[0].name) for o in operations.values() if o.type == "ReadVariableOp"]
-        read = dict.fromkeys(v._unique_id for v in variables if v is not None)
-        return [self._updates[i] for i in read if i in self._updates]
-
-    def _hides_state(self, operations: dict[str, Any]) -> bool:
-        taken = [self._handles.get(t.name) for o in operations.values() if o.type != "ReadVariableOp" for t in o.inputs]
-        return any(v._unique_id in self._metrics for v in taken if v is not None)
-
-    def _is_of_state(self, graph: Any, operations: dict[str, Any]) -> bool:
-        for operation in operations.values():
-            if operation.type == "ReadVariableOp":
-                variable = self._handles.get(operation.inputs[0].name)
-                if variable is None or variable._unique_id in self._apart:
-                    return False
-                update = self._updates.get(variable._unique_id)
-                if update is not None and self._order[operation.name] < self._order[update.last]:
-                    return False  # it is of the state before this step
-        return is_given(graph, operations)
 
 
 def _cut(graph: Any, handles: Mapping[str, tf.Variable], figures: dict[str, Any]) -> Callable[[], dict[str, Any]]:
@@ -95,10 +79,9 @@ def _cut(graph: Any, handles: Mapping[str, tf.Variable], figures: dict[str, Any]
         if operation is None:
             continue
         result = operation.outputs[0].name
-        if operation.type == "ReadVariableOp":
-            given[result] = handles[operation.inputs[0].name]
-        elif result in captured:
-            given[result] = captured[result]
+        source = handles[operation.inputs[0].name] if operation.type == _READ else captured.get(result)
+        if source is not None:
+            given[result] = source
         else:
             copied = definition.node.add()
             copied.CopyFrom(node)

@@ -48,7 +48,9 @@ class StreamReader:
         Or one of zeros, if a rank's part has none at all: it takes part in the round, after which all ranks stop.
         """
         if not samples and not self._first:
-            return [_one_of(spec) for spec in tf.nest.flatten(self._source.spec)]
+            specs = tf.nest.flatten(self._source.spec)
+            with tf.device("CPU:0"):
+                return [tf.zeros([1 if size is None else size for size in spec.shape], spec.dtype) for spec in specs]
         return _joined(_pieces(samples) if samples else [self._first], self._source.padding)
 
     def mapped(self, part: Callable[[int], Any]) -> Callable[[Any], Any]:
@@ -63,12 +65,6 @@ class StreamReader:
             return tf.nest.pack_sequence_as(self._source.spec, parts)
 
         return cast(Callable[[Any], Any], batch)
-
-
-def _one_of(spec: tf.TensorSpec) -> tf.Tensor:
-    """Return a batch of one sample, of zeros or empty strings, if none can stand in."""
-    with tf.device("CPU:0"):
-        return tf.zeros([1 if size is None else size for size in spec.shape], spec.dtype)
 
 
 def _pieces(samples: list[_Handle]) -> list[Chunk]:

@@ -32,8 +32,10 @@ Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices"
 class GraphSynchroniser(ABC):
     """Turns one round's gradients of this rank into what its update needs."""
 
-    def __init__(self, calls: RoundCalls) -> None:
+    def __init__(self, calls: RoundCalls, variables: Callable[[], list[tf.Variable]] = list) -> None:
+        """``variables`` returns what ranks average, if that is not gradients."""
         self._calls = calls
+        self._variables = variables
         self.correction: tf.Tensor | None = None
         """The factor from what all ranks were to count to what they did, in the graph that is traced."""
         self.samples_done: tf.Tensor | None = None
@@ -186,8 +188,7 @@ class GraphNeighbourAverage(GraphSynchroniser):
     """
 
     def __init__(self, calls: RoundCalls, variables: Callable[[], list[tf.Variable]], mixing: Mixing) -> None:
-        super().__init__(calls)
-        self._variables = variables
+        super().__init__(calls, variables)
         self._mixing = mixing
 
     def _synchronise(self, gradients: list[Gradient], share: tf.Tensor, weighed: bool) -> list[Gradient]:
@@ -221,10 +222,6 @@ class GraphNeighbourAverage(GraphSynchroniser):
 
 class GraphLocalUpdates(GraphSynchroniser):
     """ElasticBSP's local updates: after its last step, ``x <- sum_i (S_i / S) x_i``, for weights and state alike."""
-
-    def __init__(self, calls: RoundCalls, variables: Callable[[], list[tf.Variable]]) -> None:
-        super().__init__(calls)
-        self._variables = variables
 
     def _synchronise(self, gradients: list[Gradient], share: tf.Tensor, weighed: bool) -> list[Gradient]:
         variables = [v for v in self._variables() if v.dtype.is_floating]
