@@ -24,11 +24,13 @@ def test_code_at_its_limits_passes(code):
     assert code["package"] == [sum(column) for column in zip(*code["rooms"].values(), strict=True)]
 
 
-@pytest.mark.parametrize("kind", ["rooms", "yard"])
+@pytest.mark.parametrize(("kind", "slack"), [("rooms", (0, 0)), ("yard", (gate.SLACK_LINES, gate.SLACK_CHARACTERS))])
 @pytest.mark.parametrize("unit", [0, 1])
-def test_a_line_or_a_character_too_many_is_found(code, kind, unit):
+def test_a_line_or_a_character_too_many_is_found(code, kind, slack, unit):
     for name in code[kind]:
         limits = in_limits(code)
+        limits[kind][name][unit] -= slack[unit]
+        assert gate.problems(code, limits) == []
         limits[kind][name][unit] -= 1
         (said,) = gate.problems(code, limits)
         assert said.startswith(f"{name} has ")
@@ -98,10 +100,9 @@ class Record:
 
 
 def test_a_class_that_takes_one_more_attribute_is_found(code):
-    assert code["attributes"]
-    for name in code["attributes"]:
-        limits = in_limits(code)
-        limits["attributes"][name] -= 1
-        assert gate.problems(code, limits) == [
-            f"{name} has {code['attributes'][name]} attributes, its limit is {code['attributes'][name] - 1}"
-        ]
+    assert gate.problems(code | {"attributes": {"a.Class": 16}}, in_limits(code)) == [
+        "a.Class has 16 attributes, its limit is 15"
+    ]
+    limits = in_limits(code) | {"attributes": {"a.Class": 17}}
+    assert gate.problems(code | {"attributes": {"a.Class": 17}}, limits) == []
+    assert len(gate.problems(code | {"attributes": {"a.Class": 18}}, limits)) == 1
