@@ -5,21 +5,34 @@ from __future__ import annotations
 import itertools
 import operator
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from hvd_hetero.errors import RoundStateError
 from torch_hooks.arguments import OPTIMIZER, refuse, refuse_synchronised
+from torch_hooks.cuda_stopwatch import DeviceTimes
+from torch_hooks.gradients.allreduce import Allreduce
+from torch_hooks.gradients.compression import compressor
+from torch_hooks.gradients.gathered import Gathered
 from torch_hooks.gradients.sparse import empty_gradient
+from torch_hooks.gradients.synchroniser import Synchroniser, Trained
 from torch_hooks.load_balance import LoadBalance
-from torch_hooks.parameters.averaging import average_everywhere
-from torch_hooks.parameters.broadcast import broadcast_parameters, named_groups, suitable
+from torch_hooks.parameters.averaging import LocalUpdates, NeighbourAverage, average_everywhere
+from torch_hooks.parameters.broadcast import (
+    broadcast_parameters,
+    broadcast_state,
+    named_groups,
+    require_alike,
+    suitable,
+)
 from torch_hooks.parameters.made_state import MadeState, only_zeros
 from torch_hooks.rates import Rates
-from torch_hooks.updates import Updates
+from torch_hooks.session import TorchSession
+from torch_hooks.wrapped_optimizer import WrappedOptimizer
 
 _STOCK_SCALER = (
     "torch.amp.GradScaler would look for infinities in gradients of this rank alone; use "
@@ -35,7 +48,14 @@ _OUT_OF_TURN = (
 )
 
 
-class DistributedOptimizer(Updates):
+class Scaler(Protocol):
+    """What is asked of a gradient scaler."""
+
+    def step_without_data(self) -> None:
+        """Do what the loop's body does on other ranks."""
+
+
+class DistributedOptimizer(WrappedOptimizer):
     """Wraps an optimizer so that a round over all ranks is one step of the single process with the global batch.
 
     Inside a round of several micro-batches, ``zero_grad()`` and ``step()`` do nothing until the last one; so the loop
@@ -110,13 +130,35 @@ class DistributedOptimizer(Updates):
                 "balance already serves another optimizer; give this one balance.also(), which takes part in the same "
                 "rounds (in the order of the steps), or close() that one between rounds"
             )
-        super().__init__(
-            optimizer,
-            session,
-            named_groups(optimizer, named_parameters),
-            compression=compression,
-            sparse_as_dense=sparse_as_dense,
+        packed = compressor(compression, session.wire)
+        super().__init__(optimizer)
+        names = named_groups(optimizer, named_parameters)
+        self._names = names
+        self._scaler: Scaler | None = None
+        self._balancer = session.balancer
+        self._wire = session.wire
+        self._prefix = session.prefix
+        self._synchronised = False
+        """True: the gradients are the sums of all ranks, and the step has not followed yet."""
+        self._declined = False
+        self._made: MadeState | None = None
+        self._synchroniser = _synchroniser_of(
+            session, optimizer, names, compression=packed, sparse_as_dense=sparse_as_dense
         )
+        self._times = DeviceTimes(session.policy.name, session.meter, needed=session.goes_by_time)
+        self._times.include(names)
+        serves = self._serves = weakref.ref(session)  # which holds this
+        self._gathered = Gathered(
+            self._balancer, names, lambda: _at_work(serves()), summed=self._synchroniser.keeps_ranks_alike
+        )
+        self._gathered.listen(names)
+        weakref.finalize(self, self._gathered.close).atexit = False
+        name = None if packed is None else getattr(packed, "__name__", type(packed).__name__)
+        options = f"compression={name}, sparse_as_dense={bool(sparse_as_dense)}"
+        require_alike(self._wire, options, f"{self._prefix}.wire")
+        broadcast_parameters(self._wire, names, self._prefix)
+        broadcast_state(self._wire, optimizer, self._prefix)
+
         self._skip = False
         self._rates = Rates(session.balancer)
         self._closed = False
@@ -160,7 +202,8 @@ class DistributedOptimizer(Updates):
         """
         if self._synchronised or self._declined:
             return False
-        if any(earlier.computing for earlier in self._earlier):
+        session = self._serves()
+        if session is not None and any(earlier.computing for earlier in session.earlier):
             raise RoundStateError(_OUT_OF_TURN)
         if self._synchroniser.updates_locally:
             self._synchronised = self._balancer.in_round
@@ -294,3 +337,84 @@ class DistributedOptimizer(Updates):
         if not self._synchronised:
             raise RoundStateError(_STOCK_SCALER)
         return False
+
+    # What a session and a gradient scaler ask between two of the loop's calls.
+
+    @property
+    def _between_updates(self) -> bool:
+        """Whether gradients are still being gathered for an update."""
+        return self._balancer.between_updates
+
+    def _begin_micro_batch(self) -> None:
+        """Begin a micro-batch."""
+        self._synchronised = False  # a gradient scaler may have left the last round's gradients unused
+        self._declined = False
+        if self._made is not None:
+            self._made.forget_unless_received()
+            self._made = None
+        self._gathered.begin(adds=self._adds)
+
+    def _guard_micro_batch(self) -> None:
+        """Be able to undo the micro-batch that has begun: it may run out of memory."""
+        self._gathered.guard()
+
+    def _undo_micro_batch(self) -> bool:
+        """Undo the micro-batch; return whether that was possible."""
+        return self._gathered.undo()
+
+    def _abandon_round(self) -> None:
+        """Forget what an unfinished round has gathered."""
+        if self._balancer.in_round:
+            self._gathered.done()
+            self._balancer.abandon()
+            self._inner.zero_grad()
+
+    def _idle_round(self) -> None:
+        """End a round without data: add nothing to what it has gathered, if anything, then update as everybody does."""
+        if self._scaler is not None:
+            self._scaler.step_without_data()
+        else:
+            self.step()  # which a user's subclass, or a schedule, may have given more to do
+
+    def _use_scaler(self, scaler: Scaler) -> None:
+        """Gradients are scaled, which a rank without data must know, too."""
+        if not self._synchroniser.keeps_ranks_alike:
+            raise ValueError(
+                "gradients stay on their rank here, so one rank would skip a step for an infinity that the others do "
+                "not see; use torch.autocast(dtype=torch.bfloat16), which needs no scaler, or sync='allreduce' with a "
+                "policy without local updates"
+            )
+        self._scaler = scaler
+
+    def _note_scale(self, logarithm: float) -> None:
+        """Note the scale of the gradients to come, which must be the same on every rank."""
+        self._synchroniser.scale = logarithm
+
+    @property
+    def _adds(self) -> bool:
+        """True if gradients of earlier micro-batches wait to be added to."""
+        return self._balancer.accumulating and not self._synchroniser.updates_locally
+
+
+def _at_work(session: TorchSession | None) -> bool:
+    return session is not None and session.at_work
+
+
+def _synchroniser_of(
+    session: TorchSession,
+    optimizer: torch.optim.Optimizer,
+    names: dict[torch.Tensor, str],
+    *,
+    compression: Any,
+    sparse_as_dense: bool,
+) -> Synchroniser:
+    """Return the synchroniser that averages gradients or parameters of this optimizer over the ranks."""
+    trained = Trained(session.balancer, optimizer, names, session.prefix, session.wire)
+    if session.mixing is None and not session.policy.updates_locally:
+        return Allreduce(trained, compression=compression, sparse_as_dense=sparse_as_dense)
+    if compression is not None or sparse_as_dense:
+        raise ValueError(
+            "compression and sparse_as_dense are for gradients that are summed over the ranks, and this training "
+            "sends parameters instead; leave them out, or use sync='allreduce' with a policy without local updates"
+        )
+    return LocalUpdates(trained) if session.mixing is None else NeighbourAverage(trained, session.mixing)
