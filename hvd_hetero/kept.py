@@ -1,7 +1,8 @@
 """Learned figures as plain data, and back: the `state_dict` and `load_state_dict` of classes that learn.
 
 A class names its attributes once, in ``KEPT``. What an attribute holds when a state is loaded tells its shape and type:
-an array with a number for each rank, a list, a named tuple, a number. A state that does not fit changes no figure.
+an array with a number for each rank, a list, a named tuple, a number. A state that does not fit changes no
+figure of the object that refuses it.
 """
 
 from __future__ import annotations

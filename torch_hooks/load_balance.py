@@ -126,13 +126,14 @@ class LoadBalance(Face):
         A ``DistributedOptimizer`` of this package weighs what each batch has brought, under every policy. So the same
         loop serves it, and this returns the loss as it is; leaving it out is the same.
 
-        ``weight``: what the loss is a mean of, if not of samples, such as the number of tokens, on each rank. Beside a
-        reducer their sum is then waited for; with ``weight_of`` of the loader it travels behind the forward pass.
+        ``weight``: what the loss is a mean of, if not of samples, such as the number of tokens, on each rank; not with
+        ``surviving_out_of_memory``. Beside a reducer their sum is then waited for; with ``weight_of`` of the loader it
+        travels behind the forward pass.
         ``normalised``: the loss is weighted already, such as the sum over this batch divided by the mean number of
         tokens per rank. It is then only timed.
         """
         session = self._session
-        if session.beside is None and (session.optimizer is None or not session.balancer.computing):
+        if session.beside is None and (session.optimizer is None or not session.at_work):
             raise RoundStateError("scale() came without a batch; call it in the loop over the BalancedLoader")
         if session.beside is None and normalised:
             raise ValueError(

@@ -49,14 +49,15 @@ class Shortage:
         self._meter = meter
         self._parts = 0
         self._cramped = False
-        self._survives = False
+        self.survives = False
+        """Whether the loop lets micro-batches be done again."""
         self._micro_batches = 0
         self._failures_seen = _failures()
 
     def begins(self, *, cramped: bool) -> None:
         """Begin a micro-batch; ``cramped``: right after one that did not fit."""
         self._micro_batches += 1
-        if self._micro_batches == 2 and not self._survives and self._meter.learner.profile is not None:
+        if self._micro_batches == 2 and not self.survives and self._meter.learner.profile is not None:
             policy = self._balancer.policy.name
             logger.warning("policy %r tries larger batches than you have tried, %s", policy, _WAY_OUT)
         self._cramped = cramped
@@ -65,7 +66,7 @@ class Shortage:
     @contextmanager
     def survived(self, optimizers: Sequence[Undoes]) -> Iterator[None]:
         """Run the loop's body, and undo the micro-batch if it runs out of memory."""
-        self._survives = True
+        self.survives = True
         try:
             for optimizer in optimizers:
                 optimizer._guard_micro_batch()

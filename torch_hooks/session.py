@@ -173,6 +173,11 @@ class TorchSession(Session):
         number, work = float(weight), self.balancer.work
         if not self.sums_gradients:  # else the samples that a rank has done say which are left
             raise ValueError(WEIGHT_OF_SUMS.format("weight of scale()", self.policy.name))
+        if self.shortage.survives:
+            raise ValueError(
+                "weight of scale() does not go with surviving_out_of_memory(), which may do a batch again in parts; "
+                "give the loader weight_of=…, which weighs each part"
+            )
         if not 0.0 <= number < math.inf:
             raise ValueError(
                 f"weight must be finite and at least 0, got {number}; give the number of tokens that the loss is a "

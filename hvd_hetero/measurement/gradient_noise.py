@@ -110,7 +110,9 @@ class GradientNoise(Kept):
         self._weights = 0.0  # A
 
     def learn(self, noise: Noise) -> None:
-        """Add the estimates of a round."""
+        """Add the estimates of a round, unless its squares are beyond all numbers."""
+        if not math.isfinite(noise.variance) or not math.isfinite(noise.square * noise.square):
+            return
         self.rounds += 1
         part = 1.0 / min(self.rounds, max(_FIRST, self.rounds / _PART), _LONGEST)
         self.variance += part * (noise.variance - self.variance)

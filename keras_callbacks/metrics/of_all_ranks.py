@@ -154,6 +154,9 @@ class JoinedMetrics:
         smallest counts. Any other state becomes rank 0's, with a warning. Figures of the latest batch are averaged by
         the ``samples`` in it.
         """
+        if not self._names:  # an eager step may tell compile's metrics in a dictionary of their own
+            inner = {name: v for told in logs.values() if isinstance(told, dict) for name, v in told.items()}
+            logs = {name: value for name, value in logs.items() if not isinstance(value, dict)} | inner
         names = self._names or set(logs)
         of_batch = sorted(names - self.of_state().keys())
         batch = {name: logs[name] for name in of_batch if name in logs and _is_number(logs[name])}

@@ -11,6 +11,7 @@ import torch
 
 from hvd_hetero.balancer import Balancer
 from hvd_hetero.communication.wire import Handle
+from hvd_hetero.errors import RoundStateError
 from hvd_hetero.late_tables import LateTables
 from hvd_hetero.measurement.gradient_noise import ROUNDING
 from torch_hooks.beside.local_squares import Noise
@@ -64,7 +65,7 @@ class Comparison:
             if self._under_way is None:
                 try:
                     self._send()
-                except (RuntimeError, ValueError) as reason:  # of a wire that was shut down
+                except (RuntimeError, ValueError, RoundStateError) as reason:  # of a wire that was shut down
                     logger.warning("the last rounds were not compared (%s); call close() before ranks part", reason)
                     return
             if not self._comes():

@@ -36,9 +36,10 @@ class Leaves:
 
     @property
     def left_over(self) -> bool:
-        """Whether an abandoned round has left gradients, which would add to those of the next one; asked once."""
-        abandoned, self._abandoned = self._abandoned, []
-        return any(bool(_numbers(p.grad).any()) for p in abandoned if p.grad is not None)
+        """Whether an abandoned round has left gradients, which would add to those of the next one."""
+        if not any(bool(_numbers(p.grad).any()) for p in self._abandoned if p.grad is not None):
+            self._abandoned = []
+        return bool(self._abandoned)
 
     @property
     def cleared(self) -> bool:

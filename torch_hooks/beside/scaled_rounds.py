@@ -122,7 +122,7 @@ class Beside:
     def finish(self) -> None:
         """After the last round: compare what was not compared yet, if all ranks come here, too."""
         self._require_whole()
-        if self.done and sys.exc_info()[0] is None and not sys.is_finalizing():
+        if self.done and not sys.is_finalizing():
             self._comparison.finish()
 
     def _require_whole(self) -> None:
@@ -245,8 +245,6 @@ class Beside:
     def _take(self, loss: torch.Tensor) -> None:
         """Take the loss of the batch at hand, and what its gradient counts."""
         self.require_turn(loss)
-        if self._leaves.left_over:
-            raise RoundStateError(_LEFT_OVER)
         self._share = self.shares.of_batch()
         self._times.include({loss: "the loss"})
         if not self._looked:
@@ -266,6 +264,8 @@ class Beside:
 
     def _backward_begins(self, gradient: torch.Tensor) -> None:
         if self._stage is _Stage.SCALED:
+            if self._leaves.left_over:  # not before: zero_grad() may come after the loss
+                raise RoundStateError(_LEFT_OVER)
             self._noise.backward_begins(gradient)
         _queue(self._done)
 

@@ -117,3 +117,13 @@ def test_a_state_goes_on_where_it_was_saved():
     assert resumed.state_dict() == learned(noises).state_dict()
     with pytest.raises(ValueError, match="finite"):
         resumed.load_state_dict(resumed.state_dict() | {"square": math.nan})
+
+
+def test_squares_beyond_all_numbers_teach_nothing():
+    noise = GradientNoise()
+    for _ in range(3):
+        noise.learn(Noise(4.0, 2.0))
+    known = noise.state_dict()
+    for beyond in (Noise(math.inf, 1.0), Noise(1.0, 1e160), Noise(math.nan, 1.0)):
+        noise.learn(beyond)
+    assert noise.state_dict() == known

@@ -13,7 +13,7 @@ import pairs
 import torch
 
 from hvd_hetero import late_tables
-from hvd_hetero.testing import run_on_threads
+from hvd_hetero.testing import ThreadRankError, run_on_threads
 from torch_hooks import DistributedOptimizer, LoadBalance
 
 CASES = pairs.cases()
@@ -90,3 +90,33 @@ def test_a_rank_without_a_batch_takes_the_mean_by_what_the_others_have_weighed()
     for of_rank in (ours, theirs):
         for ours_, expected in zip(of_rank, model.parameters(), strict=True):
             assert torch.allclose(ours_, expected, rtol=0.0, atol=1e-12)
+
+
+def test_a_weight_in_scale_does_not_go_with_batches_that_are_done_again():
+    def train(rank):
+        model = torch.nn.Linear(3, 1)
+        balance = LoadBalance("bsp", global_batch=4)
+        DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), balance)
+        balance.batch()
+        with balance.surviving_out_of_memory():
+            balance.scale(model(torch.ones(2, 3)).sum(), weight=3)
+
+    with pytest.raises(ThreadRankError, match=r"weight of scale\(\).*surviving_out_of_memory\(\)"):
+        run_on_threads(train, 2, 60.0)
+
+
+def test_each_loss_of_two_optimizers_is_scaled_when_it_comes():
+    def train(rank):
+        models = [torch.nn.Linear(3, 1), torch.nn.Linear(3, 1)]
+        balance = LoadBalance("bsp", global_batch=4)
+        optimizers = [
+            DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), each, model.named_parameters())
+            for model, each in zip(models, [balance, balance.also()], strict=True)
+        ]
+        balance.batch()
+        for model, optimizer in zip(models, optimizers, strict=True):
+            balance.scale(model(torch.ones(2, 3)).sum()).backward()
+            optimizer.step()
+        return balance.rounds
+
+    assert run_on_threads(train, 2, 60.0) == [1, 1]
