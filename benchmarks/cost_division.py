@@ -91,7 +91,7 @@ def quantiles(ratios: list[float]) -> str:
 
 
 def optima() -> tuple[str, bool]:
-    """Return the table of ratios, and if most divisions without padding are within 1 %."""
+    """Return the table of ratios, and whether all divisions without padding are within 1 %."""
     rng = np.random.default_rng(0)
     plain, with_padding, alone = [], [], []
     for _ in track(range(INSTANCES), "branch and bound"):
@@ -110,7 +110,7 @@ def optima() -> tuple[str, bool]:
         f"| `divide_padded`, 5 to 8 samples, 2 to 4 ranks | {quantiles(with_padding)} |",
         f"| `divide` under padding, the same | {quantiles(alone)} |",
     ]
-    return "\n".join(lines), median(plain) <= WITHIN
+    return "\n".join(lines), max(plain) <= WITHIN
 
 
 def timed(call: Callable[[], np.ndarray]) -> tuple[float, np.ndarray]:
@@ -164,8 +164,8 @@ def main() -> int:
     speed, fast = times()
     ratios, near = optima()
     text = (
-        f"{ratios}\n\n{speed}\n\nMedians of {TURNS} instances. Within 1 % of the optimum, without padding, in the "
-        f"median: {'yes' if near else 'NO'}. "
+        f"{ratios}\n\n{speed}\n\nMedians of {TURNS} instances. Within 1 % of the optimum, without padding, on all "
+        f"instances: {'yes' if near else 'NO'}. "
         f"{SIZES[-1][0]:,} samples on {SIZES[-1][1]} ranks below {MS_BELOW:g} ms, with and without padding: "
         f"{'yes' if fast else 'NO'}."
     )

@@ -7,22 +7,23 @@ n samples, sample s with cost c_s; k ranks, rank i with a share x_i of the work.
 (scheduling on uniform machines, Q||C_max, NP-hard). No division is better than the bound
 max(sum_s c_s / sum_i x_i, max_s c_s / max_i x_i).
 
-Costliest first, each sample goes to the rank that lacks most of its part x_i / sum_j x_j of the whole cost. That is the
-rule of longest processing times (Graham 1969) by absolute deficits, so no key depends on the sample.
+1. Costliest first, each sample goes to the rank that lacks most of its part x_i / sum_j x_j of the whole cost. That is
+   the rule of longest processing times (Graham 1969) by absolute deficits, so no key depends on the sample.
+2. The samples of the latest rank and of one or two others are divided anew, the cheapest ones in the best of all
+   ways, until the bound is reached within 1/256, nothing helps, or the tries are used up.
+3. If the bound is not reached, as with few samples, rule 2 is tried from another start: the runs below.
 
 **Padding.** Where a batch is padded to its longest sample, F_i = (sum_{s in R_i} c_s + |R_i| max_{s in R_i} p_s) / x_i,
 so samples of similar length belong together. Sorted by p, then c, they are cut into runs, each as long as F_i <= F
 allows; bisection finds the least F. The longest run is for the largest share. Where time allows, other orders of the
-ranks are tried, because one sample more costs a run of few long samples much.
+ranks are tried, because one sample more costs a run of few long samples much. Rule 2 follows.
 
 **Every rank decides alike**: by integers, whose sums are exact, and by single divisions, which all processors round
 alike.
 
-Cost: O(n log n + n log k); ``benchmarks/cost_division.py`` measures it.
+Cost: O(n log n + n log k), then `_WORK` / n tries at most; ``benchmarks/cost_division.py`` measures it.
 
-Rejected: the differences of Karmarkar and Karp, which are for equal ranks. Dividing the cheapest samples of the latest
-rank and of one or two others anew, in the best of all ways: rounds of 16 samples on 2 ranks, or 30 on 4, were 0.4 and
-0.6 % shorter, and those of 64 on 4 ranks 0.1 %, where costs are known to some per cent.
+Rejected: the differences of Karmarkar and Karp, which are for equal ranks. Arbitrary: the constants, within the time.
 """
 
 from __future__ import annotations
@@ -30,21 +31,25 @@ from __future__ import annotations
 import heapq
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
-from itertools import accumulate, islice
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate, chain, combinations, islice
 from operator import itemgetter
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from hvd_hetero import checks
-from hvd_hetero.checks import IntArray
+from hvd_hetero.checks import FloatArray, IntArray
 
-_TURNS, _LEVELS = 512, 7  # samples times orders of the ranks that are tried, and steps of the bisection (arbitrary)
+_NEAR = 1 + 2.0**-8  # costs are known to some per cent
+_FREE = {2: 10, 3: 8}  # samples that so many ranks divide anew: 1,024 or 6,561 ways
+_WORK, _TRIES, _TURNS, _LEVELS = 160, 12, 512, 7
 
 
 def divide(costs: ArrayLike, shares: ArrayLike, *, least: int = 1) -> IntArray:
-    """Return the rank of each sample, so that the latest rank is about as early as possible; nothing is padded.
+    """Return the rank of each sample, so that the latest rank is as early as possible; nothing is padded.
 
     Args:
         costs: c, an integer >= 0 for each sample.
@@ -55,48 +60,20 @@ def divide(costs: ArrayLike, shares: ArrayLike, *, least: int = 1) -> IntArray:
         ValueError: If samples or positive shares are too few, or costs too large.
         TypeError: If costs or shares are not integers.
     """
-    c, _, x, able = _checked(costs, 0, shares, least)
-    k = x.size
-    total, unit = int(c.sum()), int(x.sum()) * k
-    heap = [-share * total * k + i for i, share in enumerate(x.tolist())]  # minus the deficit; the rank as last digit
-    heapq.heapify(heap)
-    order, taken = np.argsort(-c, kind="stable"), []
-    for cost in c[order].tolist():
-        taken.append(heap[0] % k)
-        heapq.heapreplace(heap, heap[0] + cost * unit)
-    ranks = np.empty_like(order)
-    ranks[order] = taken
-    counts = np.bincount(ranks, minlength=k)
-    while (counts < least).any():  # these take the cheapest samples that others can spare
-        spare = np.flatnonzero(counts[ranks] > least)
-        sample, rank = spare[c[spare].argmin()], counts.argmin()
-        counts[[ranks[sample], rank]] += [-1, 1]
-        ranks[sample] = rank
-    return able[ranks]
+    work = _Work.of(costs, 0, shares, least)
+    return work.best(work.dealt, work.runs)
 
 
 def divide_padded(costs: ArrayLike, padded: ArrayLike, shares: ArrayLike, *, least: int = 1) -> IntArray:
     """Return the same where batches are padded; ``padded`` is p, an integer >= 0 for each sample."""
-    c, p, x, able = _checked(costs, padded, shares, least)
-    order, by_share = np.lexsort((-c, -p)), np.argsort(-x, kind="stable")
-    turns = (np.roll(way, turn) for turn in range(x.size) for way in (by_share, by_share[::-1]))
-    found = [
-        (*_runs(c[order], p[order], x[turn].tolist(), least), turn)
-        for turn in islice(turns, max(1, _TURNS // order.size))
-    ]
-    _, sizes, turn = min(found, key=itemgetter(0))
-    ranks = np.empty_like(order)
-    ranks[order] = np.repeat(turn, sizes)
-    return able[ranks]
+    work = _Work.of(costs, padded, shares, least)
+    return work.best(work.runs)
 
 
 def latest(costs: ArrayLike, padded: ArrayLike, shares: ArrayLike, ranks: ArrayLike) -> float:
     """Return max_i F_i of a division, to compare it with another; ``padded`` may be 0."""
-    x, at = np.maximum(shares, 1), np.asarray(ranks)
-    longest = np.zeros(x.size)
-    np.maximum.at(longest, at, padded)
-    load = np.bincount(at, weights=np.asarray(costs), minlength=x.size)
-    return float(((load + np.bincount(at, minlength=x.size) * longest) / x).max())
+    c, x = np.asarray(costs), np.maximum(shares, 1)
+    return float(_Work(c, np.broadcast_to(padded, c.shape), x, 0, np.arange(x.size)).finish(np.asarray(ranks)).max())
 
 
 def room(lengths: ArrayLike, largest: float) -> IntArray:
@@ -118,8 +95,8 @@ def cut(costs: ArrayLike, padded: ArrayLike, count: int, room: ArrayLike | None 
 
     With ``room``, micro-batches keep to it if ``count`` is at least `needed`.
     """
-    c, p, _, _ = _checked(costs, padded, np.ones(count, dtype=np.int64), 1)
-    return tuple(_runs(c, p, [1] * count, 1, None if room is None else np.asarray(room).tolist())[1])
+    work = _Work.of(costs, padded, np.ones(count, dtype=np.int64), 1)
+    return tuple(_runs(work.c, work.p, [1] * count, 1, None if room is None else np.asarray(room).tolist())[1])
 
 
 def _runs(
@@ -157,22 +134,138 @@ def _runs(
     return best if best[1] else at(math.inf)[:2]
 
 
-def _checked(
-    costs: ArrayLike, padded: ArrayLike, shares: ArrayLike, least: int
-) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-    """Return costs, padding, the positive shares, and the ranks that have them."""
-    n = np.size(costs)
-    c, p = checks.integers("costs", costs, n), checks.integers("padded", padded, n)
-    x = checks.integers("shares", shares, np.size(shares))
-    able = np.flatnonzero(x)
-    if not 0 < max(least, 1) * able.size <= n:
-        raise ValueError(
-            f"shares must be positive on at least one rank, and samples enough for {least} on each such rank, got "
-            f"{n} samples and {able.size} positive shares; raise the global batch"
-        )
-    if n * (int(c.max()) + int(p.max())) >= 2**53:  # below, floats hold every sum
-        raise ValueError(
-            f"costs and padding must be below 2**53 / {n} for {n} samples, got {c.max()} and {p.max()}; count "
-            "in larger units"
-        )
-    return (c if c.any() or p.any() else np.ones_like(c)), p, x[able], able
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """Samples to divide among ranks, by the letters above."""
+
+    c: IntArray
+    p: IntArray
+    x: IntArray
+    least: int
+    able: IntArray
+    """The ranks of the shares x, all of them positive."""
+
+    @classmethod
+    def of(cls, costs: ArrayLike, padded: ArrayLike, shares: ArrayLike, least: int) -> _Work:
+        """Return the checked work."""
+        n = np.size(costs)
+        c, p = checks.integers("costs", costs, n), checks.integers("padded", padded, n)
+        x = checks.integers("shares", shares, np.size(shares))
+        able = np.flatnonzero(x)
+        if not 0 < max(least, 1) * able.size <= n:
+            raise ValueError(
+                f"shares must be positive on at least one rank, and samples enough for {least} on each such rank, got "
+                f"{n} samples and {able.size} positive shares; raise the global batch"
+            )
+        if n * (int(c.max()) + int(p.max())) >= 2**53:  # below, floats hold every sum
+            raise ValueError(
+                f"costs and padding must be below 2**53 / {n} for {n} samples, got {c.max()} and {p.max()}; count "
+                "in larger units"
+            )
+        return cls(c if c.any() or p.any() else np.ones_like(c), p, x[able], least, able)
+
+    def dealt(self) -> IntArray:
+        """Return the ranks by rule 1; those with too few samples take the cheapest that others can spare."""
+        k, each = self.x.size, self.c + self.p
+        total, unit = int(each.sum()), int(self.x.sum()) * k
+        heap = [-x * total * k + i for i, x in enumerate(self.x.tolist())]  # minus the deficit; the rank as last digit
+        heapq.heapify(heap)
+        order, taken = np.argsort(-each, kind="stable"), []
+        for cost in each[order].tolist():
+            taken.append(heap[0] % k)
+            heapq.heapreplace(heap, heap[0] + cost * unit)
+        ranks = np.empty_like(order)
+        ranks[order] = taken
+        counts = np.bincount(ranks, minlength=k)
+        while (counts < self.least).any():
+            spare = np.flatnonzero(counts[ranks] > self.least)
+            sample, rank = spare[each[spare].argmin()], counts.argmin()
+            counts[[ranks[sample], rank]] += [-1, 1]
+            ranks[sample] = rank
+        return ranks
+
+    def runs(self) -> IntArray:
+        """Return the ranks if each has a run of sorted samples, in the best of some orders of the ranks."""
+        order, ranks = np.lexsort((-self.c, -self.p)), np.argsort(-self.x, kind="stable")
+        turns = (np.roll(way, turn) for turn in range(ranks.size) for way in (ranks, ranks[::-1]))
+        c, p = self.c[order], self.p[order]
+        found = [
+            (*_runs(c, p, self.x[turn].tolist(), self.least), turn)
+            for turn in islice(turns, max(1, _TURNS // order.size))
+        ]
+        _, sizes, ranks = min(found, key=itemgetter(0))
+        start = np.empty_like(order)
+        start[order] = np.repeat(ranks, sizes)
+        return start
+
+    def best(self, *starts: Callable[[], IntArray]) -> IntArray:
+        """Return the ranks by the best start."""
+        each = self.c + self.p
+        enough = max(int(each.sum()) / int(self.x.sum()), int(each.max()) / int(self.x.max())) * _NEAR
+        tries = min(_TRIES, _WORK // each.size)
+        found = []
+        for start in starts if tries else starts[:1]:
+            found.append(self.improved(start(), enough, tries))
+            if found[-1][0] <= enough:
+                break
+        return self.able[min(found, key=itemgetter(0))[1]]
+
+    def finish(self, ranks: IntArray) -> FloatArray:
+        """Return F."""
+        load = np.bincount(ranks, weights=self.c, minlength=self.x.size).astype(np.float64)
+        if self.p.any():
+            longest = np.zeros(self.x.size)
+            np.maximum.at(longest, ranks, self.p)
+            load = load + np.bincount(ranks, minlength=self.x.size) * longest
+        return np.asarray(load / self.x)
+
+    def improved(self, ranks: IntArray, enough: float, tries: int) -> tuple[float, IntArray]:
+        """Return max_i F_i and the ranks after rule 2."""
+        while (finish := self.finish(ranks)).max() > enough:
+            late = int(finish.argmax())
+            others = [rank for rank in finish.argsort(kind="stable").tolist() if rank != late]
+            groups = chain.from_iterable(combinations(others, size - 1) for size in _FREE)
+            for group in islice(groups, tries):
+                tries -= 1
+                value, found = self.anew(np.array([late, *group]), ranks)
+                if value < finish[late]:
+                    ranks = found
+                    break
+            else:
+                break
+        return float(finish.max()), ranks
+
+    def anew(self, group: IntArray, ranks: IntArray) -> tuple[float, IntArray]:
+        """Return max_i F_i of a group whose cheapest samples are divided in the best way, and the ranks then."""
+        g, place = group.size, np.full(self.x.size, -1)
+        place[group] = np.arange(g)
+        mine = np.flatnonzero(place[ranks] >= 0)
+        mine = mine[np.argsort((self.c + self.p)[mine], kind="stable")]
+        free, fixed = mine[: _FREE[g]], mine[_FREE[g] :]
+        at, load, longest = place[ranks[fixed]], np.zeros_like(group), np.zeros_like(group)
+        np.add.at(load, at, self.c[fixed])
+        np.maximum.at(longest, at, self.p[fixed])
+        count = _numbers(g, free.size) + np.bincount(at, minlength=g)[:, None]
+        sums = _every_way(load, self.c[free], np.add)
+        if self.p.any():
+            sums += count * _every_way(longest, self.p[free], np.maximum)
+        value = (sums / self.x[group, None]).max(axis=0)
+        value[(count < self.least).any(axis=0)] = math.inf
+        way = int(value.argmin())
+        found = ranks.copy()
+        found[free] = group[way // g ** np.arange(free.size) % g]
+        return float(value[way]), found
+
+
+def _every_way(start: IntArray, values: IntArray, join: np.ufunc) -> IntArray:
+    """Return, by rank and way, what ``start`` becomes when each value joins a rank: the one of digit j for value j."""
+    table, g = start[:, None], start.size
+    for alone in values[:, None, None, None] * np.eye(g, dtype=np.int64)[:, :, None]:
+        table = join(alone, table[:, None, :]).reshape(g, -1)
+    return table
+
+
+@cache
+def _numbers(ranks: int, samples: int) -> IntArray:
+    """Return the number of samples, by rank and way."""
+    return _every_way(np.zeros(ranks, dtype=np.int64), np.ones(samples, dtype=np.int64), np.add)

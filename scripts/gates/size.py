@@ -124,12 +124,14 @@ def problems(code: dict[str, Any], limits: dict[str, Any]) -> list[str]:
             ]
     if any(here > most for here, most in zip(total(limits["rooms"]), limits["package"], strict=True)):
         said.append("the limits of the rooms add up to more than the package's: write them by --write, which asks why")
-    for kind, unit in (("attributes", "attributes"), ("passes_on", "methods that pass on")):
+    for kind, unit, free in (
+        ("attributes", "attributes", ATTRIBUTES),
+        ("passes_on", "methods that pass on", PASSED_ON),
+    ):
         said += [
-            f"{name} has {count} {unit}, its limit is {limits[kind].get(name, least)}"
-            for least in (ATTRIBUTES if kind == "attributes" else PASSED_ON,)
+            f"{name} has {count} {unit}, its limit is {most}: part it, so that each part uses its own"
             for name, count in code[kind].items()
-            if count > limits[kind].get(name, least)
+            if count > (most := limits[kind].get(name, free))
         ]
     if code["package"][0] < limits["package"][0] - SLACK_LINES:
         said.append(

@@ -56,7 +56,7 @@ class Leaves:
 
     def forget(self) -> None:
         """Forget an unfinished round."""
-        self._abandoned = [*self._some, *([] if self._gathered is None else [self._gathered])]
+        self._abandoned += [*self._some, *([] if self._gathered is None else [self._gathered])]
         self._some, self._all, self._gathered = [], set(), None
 
     def belong_to(self, optimizer: torch.optim.Optimizer) -> bool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from hvd_hetero.balancer import WEIGHS_NOTHING, Balancer
@@ -39,8 +37,8 @@ class Shares:
             self._total = float(total)
             if not self._total:
                 raise ValueError(WEIGHS_NOTHING.format(balancer.rounds))
-        part: Any = work.samples / work.plan.total if work.weight is None else work.weight / self._total
-        return float(part * self.means_of)
+        part = work.samples / work.plan.total if work.weight is None else work.weight / self._total
+        return part * self.means_of
 
     def forget(self) -> None:
         """Forget an unfinished round."""

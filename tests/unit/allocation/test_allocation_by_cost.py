@@ -65,24 +65,21 @@ def test_each_sample_is_with_a_rank_that_has_a_share_and_each_such_rank_has_the_
 
 
 @pytest.mark.parametrize("padding", [False, True])
-def test_few_samples_are_divided_nearly_as_well_as_by_trying_all_ways(padding):
-    """5 to 8 samples on 2 or 3 ranks, one or two each at least: the optimum for most, and 2 % off in the mean."""
-    rng, ratios = np.random.default_rng(0), []
+def test_few_samples_are_divided_as_well_as_by_trying_all_ways(padding):
+    """Within 1 % of the optimum for 5 to 8 samples on 2 or 3 ranks, with one or two samples each at least."""
+    rng = np.random.default_rng(0)
     for turn in range(40):
         costs, padded, shares = instance(rng, int(rng.integers(5, 9)), int(rng.integers(2, 4)))
         least = 1 + turn % 2 if costs.size >= 2 * shares.size else 1
         padded = padded if padding else np.zeros_like(costs)
         call = divide_padded(costs, padded, shares, least=least) if padding else divide(costs, shares, least=least)
-        ratios.append(latest(costs, padded, shares, call) / optimum(costs, padded, shares, least))
-    assert np.median(ratios) == 1.0
-    assert np.mean(ratios) < 1.02
-    assert max(ratios) < 1.1
+        assert latest(costs, padded, shares, call) <= 1.01 * optimum(costs, padded, shares, least)
 
 
 def test_many_samples_reach_the_bound():
-    """Within 1 % of what no division is better than, from 60 samples on 4 ranks to 1,000 on 64."""
+    """Within 1 % of what no division is better than, from 30 samples on 4 ranks to 1,000 on 64."""
     rng = np.random.default_rng(1)
-    for samples, ranks in ((60, 4), (200, 8), (1000, 64)):
+    for samples, ranks in ((30, 3), (60, 4), (200, 8), (1000, 64)):
         for _ in range(5):
             costs, _, shares = instance(rng, samples, ranks)
             bound = max(costs.sum() / shares.sum(), costs.max() / shares.max())

@@ -25,6 +25,7 @@ from torch_hooks import BalancedLoader, LoadBalance, SavedTraining, SyncBatchNor
 from torch_hooks.beside import comparison, layers  # noqa: E402
 from torch_hooks.cuda_stopwatch import CudaStopwatch  # noqa: E402
 from torch_hooks.data import micro_batches  # noqa: E402
+from torch_hooks.wires import threads  # noqa: E402
 
 torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)  # imports what all threads would import at once
 SAMPLES, ROUNDS = 40, 12
@@ -714,6 +715,30 @@ def test_a_rank_that_does_not_come_to_close_is_not_waited_for(monkeypatch, caplo
     assert "not all ranks came to close()" in caplog.text
 
 
+def test_close_says_what_was_not_compared_where_the_ranks_have_parted(monkeypatch, caplog):
+    monkeypatch.setattr(late_tables, "_COSTS_S", 1.0)  # so that rounds are left to tell of
+    apart, starts = set(), threads.TorchThreadWire.start_sum
+
+    def parted(wire, tensor, name):
+        if wire.rank in apart:
+            raise RoundStateError("the process group is gone")
+        return starts(wire, tensor, name)
+
+    monkeypatch.setattr(threads.TorchThreadWire, "start_sum", parted)
+
+    def case(rank):
+        balance, model = LoadBalance("bsp", global_batch=8), line()
+        for (x,) in BalancedLoader(TensorDataset(data()[0]), balance):
+            balance.scale(model(x).square().mean()).backward()
+            if balance.rounds == 3:
+                break
+        apart.add(rank)
+        balance.close()
+
+    run_on_threads(case, 2)
+    assert "the last rounds were not compared (the process group is gone); call close() before" in caplog.text
+
+
 @pytest.mark.parametrize("clears", [None, "before", "after the loss"])
 def test_gradients_of_a_round_that_was_left_do_not_reach_the_next_one(clears):
     def case(rank):
@@ -724,6 +749,8 @@ def test_gradients_of_a_round_that_was_left_do_not_reach_the_next_one(clears):
             break
         if clears == "before":
             model.zero_grad(set_to_none=False)
+        for (_,) in loader:
+            break  # at once, which takes nothing back
         for (x,) in loader:
             loss = balance.scale(model(x).square().mean())
             if clears == "after the loss" and not balance.round_complete:
