@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,9 +16,7 @@ from hvd_hetero.policies.policy import Policy
 from hvd_hetero.rounds import MicroBatch
 from hvd_hetero.session import Face
 from hvd_hetero.watchdog import Patience
-from torch_hooks.arguments import LOAD_BALANCE, refuse
-from torch_hooks.beside.accumulation import reduced_later
-from torch_hooks.beside.reducer import Reducer
+from torch_hooks.beside.trained import Reducer
 from torch_hooks.session import TorchSession, nothing
 from torch_hooks.wires.choice import TorchWire, wire_here
 
@@ -80,9 +78,7 @@ class LoadBalance(Face):
         progress: bool = False,
         patience: Patience | None = None,
         wire: TorchWire | None = None,
-        **others: Any,
     ) -> None:
-        refuse(others, LOAD_BALANCE, "LoadBalance")
         if global_batch is None:
             raise TypeError(
                 "global_batch is missing: the samples of a round over all ranks together; with batch_size on each "
@@ -156,7 +152,7 @@ class LoadBalance(Face):
 
         ``model`` is a ``DistributedDataParallel``, or sharded by ``fully_shard``.
         """
-        return reduced_later(model, now=self.round_complete)
+        return _reduced_later(model, now=self.round_complete)
 
     def also(self) -> LoadBalance:
         """Return the ``LoadBalance`` of one more optimizer in the same loop. It takes part in each round of this one.
@@ -263,3 +259,25 @@ class LoadBalance(Face):
                 "begin again with the model's parameters alone"
             )
         balancer.load_state_dict({**state, "pace": paces[balancer.rank]})
+
+
+def _reduced_later(model: Any, *, now: bool) -> AbstractContextManager[None]:
+    """Return what keeps gradients of ``model`` on this rank meanwhile, unless they are to be reduced ``now``."""
+    if hasattr(model, "set_requires_gradient_sync"):
+        return nullcontext() if now else _sharded_later(model)
+    if hasattr(model, "no_sync"):
+        later: AbstractContextManager[None] = nullcontext() if now else model.no_sync()
+        return later
+    raise TypeError(
+        f"model must be a DistributedDataParallel or sharded by fully_shard, got {type(model).__name__}; give "
+        "hvd.DistributedOptimizer backward_passes_per_step instead"
+    )
+
+
+@contextmanager
+def _sharded_later(model: Any) -> Iterator[None]:
+    model.set_requires_gradient_sync(False)
+    try:
+        yield
+    finally:
+        model.set_requires_gradient_sync(True)

@@ -45,7 +45,7 @@ class BalancedLoader:
     ----------
     dataset
         Anything with ``__len__`` and ``__getitem__``, or an ``IterableDataset``; whole and alike on every rank. Samples
-        of a ``TensorDataset``, a ``Subset`` and torchvision's data sets are compared; of others length and attributes.
+        of a ``TensorDataset``, a ``Subset`` and torchvision's data sets are compared; of others the length.
     balance
         The ``LoadBalance`` of this training.
     shuffle, seed
@@ -59,9 +59,8 @@ class BalancedLoader:
         Leave out the last round of an epoch if it is shorter than planned for it, as ``Goodput`` may have changed it.
         Its samples are not visited in that epoch.
     check_data
-        Whether to compare, before the first round, a few samples of a dataset that holds tensors, and attributes of
-        your own: parts that a user has cut by hand would be cut again. Other samples are an error, other attributes a
-        warning.
+        Whether to compare, before the first round, a few samples of a dataset that holds tensors: parts that a user has
+        cut by hand would be cut again.
     stop_at
         End the iteration once ``balance.rounds`` has reached this number. All ranks then stop after the same round; a
         ``break`` in the loop's body stops only the ranks whose body runs. Set a later number and iterate again to go on

@@ -13,7 +13,6 @@ from typing import Any, Protocol
 import torch
 
 from hvd_hetero.errors import RoundStateError
-from torch_hooks.arguments import OPTIMIZER, refuse, refuse_synchronised
 from torch_hooks.cuda_stopwatch import DeviceTimes
 from torch_hooks.gradients.allreduce import Allreduce
 from torch_hooks.gradients.compression import compressor
@@ -26,6 +25,7 @@ from torch_hooks.parameters.broadcast import (
     broadcast_parameters,
     broadcast_state,
     named_groups,
+    refuse_synchronised,
     require_alike,
     suitable,
 )
@@ -109,9 +109,7 @@ class DistributedOptimizer(WrappedOptimizer):
         *,
         compression: Any = None,
         sparse_as_dense: bool = False,
-        **others: Any,
     ) -> None:
-        refuse(others, OPTIMIZER, "DistributedOptimizer")
         suitable(optimizer)
         refuse_synchronised(optimizer)
         if not isinstance(balance, LoadBalance):

@@ -21,8 +21,8 @@ from hvd_hetero.errors import RoundStateError
 from hvd_hetero.policies.policy import Policy
 from hvd_hetero.rounds import MicroBatch
 from hvd_hetero.session import Session
-from torch_hooks.beside.reducer import Reducer
 from torch_hooks.beside.scaled_rounds import Beside
+from torch_hooks.beside.trained import Reducer
 from torch_hooks.out_of_memory import Shortage, Undoes
 from torch_hooks.wires.choice import TorchWire
 

@@ -162,13 +162,13 @@ class _Normalise(torch.autograd.Function):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         dims = [d for d in range(x.dim()) if d != 1]
         here = x.numel() // x.size(1)
-        row = x.new_zeros(2 * x.size(1) + 1)
+        wire = session.wire
+        table = x.new_zeros(wire.size, 2 * x.size(1) + 1)  # a row for each rank, of which this one fills its own
         if here:
             variance, mean = torch.var_mean(x, dims, correction=0)
-            row = torch.cat([mean, variance * here, row.new_tensor([here])])
-        wire = session.wire
+            table[wire.rank] = torch.cat([mean, variance * here, table.new_tensor([here])])
         with session.meter.held_up():
-            table = wire.wait(wire.start_gather(row[None], f"{name}.statistics"))
+            table = wire.wait(wire.start_sum(table, f"{name}.statistics"))
         means, squares = table[:, :-1].chunk(2, dim=1)
         counts = table[:, -1:]
         count = counts.sum()

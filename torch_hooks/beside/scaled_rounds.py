@@ -43,10 +43,9 @@ from torch_hooks.beside.comparison import Comparison
 from torch_hooks.beside.layers import hides_a_backward_pass, leave_out_waits
 from torch_hooks.beside.leaves import Leaves
 from torch_hooks.beside.local_squares import Noise
-from torch_hooks.beside.reducer import Reducer
 from torch_hooks.beside.shares import Shares
 from torch_hooks.beside.steps import IN_BETWEEN, Steps
-from torch_hooks.beside.trained import Trained
+from torch_hooks.beside.trained import Reducer, Trained
 from torch_hooks.cuda_stopwatch import DeviceTimes
 from torch_hooks.gradients.parameter_norm import kernels_here
 from torch_hooks.wires.choice import TorchWire

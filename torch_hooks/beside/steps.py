@@ -8,8 +8,7 @@ import torch
 
 from hvd_hetero.balancer import Balancer
 from hvd_hetero.errors import RoundStateError
-from torch_hooks.beside.reducer import is_horovods
-from torch_hooks.beside.trained import Trained
+from torch_hooks.beside.trained import Trained, is_horovods
 from torch_hooks.rates import Rates
 
 IN_BETWEEN = (

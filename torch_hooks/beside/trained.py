@@ -6,16 +6,20 @@ other, and none of them shall keep models, or be taken for another.
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Iterator
+from typing import Literal
 
 import torch
 
 from hvd_hetero.balancer import Balancer
 from hvd_hetero.consistency import settings_of
 from hvd_hetero.measurement.gradient_noise import rounds_per_measurement
-from torch_hooks.beside.reducer import Reducer, is_horovods, require_said
 from torch_hooks.gradients.parameter_norm import ParameterNorm
+
+Reducer = Literal["mean", "sum"]
+"""What a reducer makes of the ranks' gradients."""
 
 _NO_GRADIENT = (
     "global_batch=Goodput(…) goes by each rank's own gradient, which fully_shard and hvd.DistributedOptimizer hide; "
@@ -67,7 +71,7 @@ class Trained:
         trained, decides = self.parameters(), self._balancer.planner.goodput is not None
         horovods = list(filter(is_horovods, optimizers)) if self._balancer.workers > 1 else []
         for optimizer in horovods:
-            require_said(optimizer, self._reducer)
+            _require_said(optimizer, self._reducer)
         hidden = bool(horovods) or any(hasattr(p, "placements") for p in trained)
         if hidden and decides:
             raise ValueError(_NO_GRADIENT)
@@ -75,10 +79,26 @@ class Trained:
         self.every = 0 if hidden else rounds_per_measurement(numbers, decides=decides)
 
 
+def is_horovods(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether Horovod reduces in this optimizer's ``step()``."""
+    return hasattr(optimizer, "skip_synchronize")
+
+
 def parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
     """Yield what an optimizer changes."""
     for group in optimizer.param_groups:
         yield from group["params"]
+
+
+def _require_said(optimizer: torch.optim.Optimizer, said: Reducer) -> None:
+    """Raise if Horovod's optimizer does something else than the user has said."""
+    horovod = sys.modules["horovod.torch"]
+    does = {horovod.Average: "mean", horovod.Sum: "sum"}.get(getattr(optimizer, "op", None), "something else")
+    if does != said:
+        raise ValueError(
+            f"hvd.DistributedOptimizer makes the {does} of the ranks' gradients, and the loss was scaled for a "
+            f"{said}; use LoadBalance(reducer='sum') with op=hvd.Sum, or leave both out"
+        )
 
 
 def _whole(optimizers: list[torch.optim.Optimizer]) -> dict[torch.Tensor, str]:

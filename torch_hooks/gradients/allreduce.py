@@ -35,7 +35,7 @@ from hvd_hetero.measurement.gradient_noise import rounds_per_measurement
 from hvd_hetero.rounds import RoundTable, checksum
 from torch_hooks.gradients.bundles import Bundle, Rows, bundles_of
 from torch_hooks.gradients.parameter_norm import ParameterNorm, kernels_here
-from torch_hooks.gradients.sparse import Layouts
+from torch_hooks.gradients.sparse import Layouts, stored
 from torch_hooks.gradients.squares import Squares
 from torch_hooks.gradients.synchroniser import Synchroniser, Trained
 
@@ -168,6 +168,6 @@ class Allreduce(Synchroniser):
             return
         if gradient is None or gradient.device.type != "cpu":
             return
-        numbers = (gradient if gradient.layout is torch.strided else gradient._values()).detach().reshape(-1)
+        numbers = stored(gradient).detach().reshape(-1)
         some = numbers[:: len(numbers) // _LOOKED_AT + 1]
         self._broken = not (math.isfinite(some.sum()) or bool(some.isfinite().all()))  # a sum may overflow

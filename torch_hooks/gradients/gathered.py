@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ import torch
 from hvd_hetero.balancer import Balancer
 from hvd_hetero.errors import RoundStateError
 from torch_hooks.gradients.bundles import shares_memory
+from torch_hooks.gradients.sparse import stored
 
 _WITHOUT_A_BATCH = (
     "a gradient came without a batch: iterate over a BalancedLoader, or announce your own batch with "
@@ -41,28 +41,19 @@ _CLEARED = (
     "before the first backward() of a batch, and have a loss reach only what it is for: "
     "loss.backward(inputs=[*model.parameters()])"
 )
-_BY_VALUE = 2  # first rounds: what a loop's body does in these it does in all
 
 
 class _Left:
     """A gradient as the last backward pass has left it."""
 
-    __slots__ = ("norm", "tensor", "version")
+    __slots__ = ("tensor", "version")
 
     def __init__(self) -> None:
         self.tensor: torch.Tensor | None = None
         self.version = 0
-        self.norm: float | None = None
 
-    def note(self, gradient: torch.Tensor, *, by_value: bool) -> None:
-        self.tensor, self.version = gradient, gradient._version
-        self.norm = _norm_of(gradient) if by_value else None
-
-    def is_left(self, gradient: torch.Tensor | None) -> bool:
-        """Return whether a gradient is as it was left, by its value, too, if that was noted."""
-        if gradient is None or gradient is not self.tensor or gradient._version != self.version:
-            return False
-        return self.norm is None or self.norm != self.norm or self.norm == _norm_of(gradient)
+    def note(self, gradient: torch.Tensor | None) -> None:
+        self.tensor, self.version = gradient, 0 if gradient is None else gradient._version
 
 
 class Gathered:
@@ -70,8 +61,7 @@ class Gathered:
 
     A backward pass adds in place, which raises the version of the tensor by one. Any other version, or another tensor,
     is a change by the user: of a part of the round's gradient, which would not be what one process does with the whole.
-    What is written through ``.data`` or ``.numpy()`` raises no version: in the first rounds norms are compared, too,
-    also right before a backward pass adds.
+    What is written through ``.data`` or ``.numpy()`` raises no version, and is not found out.
 
     ``summed``: they will be summed over the ranks, and are not this rank's to change. ``loop_at_work`` returns whether
     any optimizer of the loop has still to step for the current batch.
@@ -90,9 +80,6 @@ class Gathered:
         """Whether a micro-batch has begun, which may be undone; whether it adds to gradients of earlier ones."""
         self._has_added = False
         self._copies: dict[torch.Tensor, torch.Tensor] | None = None
-        self._rounds = 0
-        self._before_adding: list[Any] = []
-        """Hooks of the first rounds."""
 
     def listen(self, parameters: Iterable[torch.Tensor]) -> None:
         """Hear of the gradients of these parameters, too. A frozen one has none: name it again once it is thawed."""
@@ -106,8 +93,8 @@ class Gathered:
 
     def close(self) -> None:
         """Listen no more."""
-        _remove(self._hooks)
-        _remove(self._before_adding)
+        while self._hooks:
+            self._hooks.pop().remove()
         self._left.clear()
 
     def begin(self, *, adds: bool) -> None:
@@ -119,31 +106,15 @@ class Gathered:
         self._open, self._adds, self._copies = True, adds, None
         self._has_added = False
         if not adds:
-            self._rounds += 1
             for parameter in self._names:
                 parameter.grad = None
             for left in self._left.values():
-                left.tensor = None
+                left.note(None)
             return
-        if self._balancer.gradient.rescale != 1.0:
-            self._require_left()
-            torch._foreach_mul_([p.grad for p in self._names if p.grad is not None], self._balancer.gradient.rescale)
-            for left in self._left.values():
-                if left.tensor is not None:
-                    left.note(left.tensor, by_value=self._early)
-        if self._early:
-            for parameter, left in self._left.items():
-                if parameter.requires_grad:
-                    hook = partial(self._about_to_add, parameter, left)
-                    self._before_adding.append(parameter.register_hook(hook))  # type: ignore[no-untyped-call]
-
-    @property
-    def _early(self) -> bool:
-        return self._rounds <= _BY_VALUE
-
-    def _about_to_add(self, parameter: torch.Tensor, left: _Left, _: torch.Tensor) -> None:
-        if left.tensor is not None and not left.is_left(parameter.grad):
-            raise self._changed(parameter)
+        gathered = [stored(p.grad) for p in self._names if p.grad is not None]
+        if gathered and self._balancer.gradient.rescale != 1.0:
+            # Through .data, which leaves versions as they are: it is no change by the user.
+            torch._foreach_mul_([numbers.data for numbers in gathered], self._balancer.gradient.rescale)
 
     def arrived(self, parameter: torch.Tensor, left: _Left) -> None:
         """Take a parameter's gradient that a backward pass has completed."""
@@ -162,7 +133,7 @@ class Gathered:
         self._has_added = self._adds
         if left.tensor is None and gradient.layout is torch.strided and shares_memory(gradient):
             gradient = parameter.grad = gradient.clone()  # else adding to one, or clipping it, changes the other
-        left.note(gradient, by_value=self._early)
+        left.note(gradient)
 
     def keep(self) -> None:
         """Take it that the loop wants to clear gradients, and the round keeps them; raise if it has to clear some."""
@@ -182,25 +153,19 @@ class Gathered:
         for parameter in self._names:
             parameter.grad = copies.get(parameter)
         for parameter, left in self._left.items():
-            left.tensor = None
-            if parameter.grad is not None:
-                left.note(parameter.grad, by_value=False)
+            left.note(parameter.grad)
         return True
 
     def done(self) -> None:
         """End the micro-batch: what follows changes more than gradients, and cannot be undone."""
         self._open, self._copies = False, None
-        _remove(self._before_adding)
 
     def complete(self) -> None:
         """End the last micro-batch of a round: its gradients are about to be summed over the ranks, or used."""
         self.done()
-        if self._summed:
-            self._require_left()
-
-    def _require_left(self) -> None:
-        for parameter, left in self._left.items():
-            if left.tensor is not None and not left.is_left(parameter.grad):
+        for parameter, left in self._left.items() if self._summed else ():
+            gradient = parameter.grad
+            if left.tensor is not None and (gradient is not left.tensor or gradient._version != left.version):
                 raise self._changed(parameter)
 
     def _changed(self, parameter: torch.Tensor) -> RoundStateError:
@@ -209,20 +174,9 @@ class Gathered:
         return RoundStateError(f"the gradient of {self._names[parameter]!r}{why}")
 
 
-def _remove(hooks: list[Any]) -> None:
-    while hooks:
-        hooks.pop().remove()
-
-
 def _hook(gathered: weakref.ref[Gathered], left: _Left) -> Callable[[torch.Tensor], None]:
     def on_gradient(parameter: torch.Tensor) -> None:
         if (who := gathered()) is not None:
             who.arrived(parameter, left)
 
     return on_gradient
-
-
-def _norm_of(gradient: torch.Tensor) -> float:
-    """Return the norm of a gradient's numbers, as they are stored."""
-    numbers = gradient.detach()
-    return float((numbers if numbers.layout is torch.strided else numbers._values()).norm())

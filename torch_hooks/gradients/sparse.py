@@ -141,6 +141,11 @@ class Gather:
         return _no_rows(like, like.sparse_dim())  # Horovod gives nothing of no shape where no rank has sent a row
 
 
+def stored(gradient: torch.Tensor) -> torch.Tensor:
+    """Return the numbers that a gradient stores, as they are: of rows, also of one that comes twice."""
+    return gradient._values() if gradient.is_sparse else gradient
+
+
 def empty_gradient(parameter: torch.Tensor, optimizer: torch.optim.Optimizer) -> torch.Tensor:
     """Return zeros that the optimizer accepts for a parameter whose gradient stays on this rank."""
     if isinstance(optimizer, torch.optim.SparseAdam):

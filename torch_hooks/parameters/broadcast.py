@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from hvd_hetero.errors import HeteroError
 from torch_hooks.wires.choice import TorchWire
@@ -28,6 +30,31 @@ def suitable(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
             "alike; use an optimizer that evaluates the loss once, such as SGD or Adam"
         )
     return optimizer
+
+
+def refuse_synchronised(optimizer: torch.optim.Optimizer) -> None:
+    """Raise if something else sums the gradients of this optimizer, or keeps its parameters or state in parts."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if any(kind.__name__ == "ZeroRedundancyOptimizer" for kind in type(optimizer).__mro__):
+        raise TypeError(
+            "optimizer is a ZeroRedundancyOptimizer, which keeps a part of the state on each rank; give the optimizer "
+            "that it wraps, such as torch.optim.AdamW(model.parameters())"
+        )
+    for mark, kind in (("_fsdp_flattened", "FullyShardedDataParallel"), ("placements", "fully_shard or a DTensor")):
+        if any(hasattr(p, mark) for p in parameters):
+            raise TypeError(
+                f"the optimizer's parameters are sharded by {kind}, and DistributedOptimizer sums whole gradients; "
+                "give it a plain model that each rank holds whole, or train with FSDP alone"
+            )
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        gc.collect()  # a wrapper that is no longer used does no harm
+        mine, ddp = set(map(id, parameters)), torch.nn.parallel.DistributedDataParallel
+        wrapped = (each for each in gc.get_objects() if issubclass(type(each), ddp))  # it leaves no mark on a parameter
+        if any(id(p) in mine for each in wrapped for p in each.parameters()):
+            raise TypeError(
+                "the optimizer's model is wrapped by DistributedDataParallel, and both would sum its gradients; leave "
+                "DistributedDataParallel out, since DistributedOptimizer sums them"
+            )
 
 
 def named_groups(
@@ -122,19 +149,32 @@ def broadcast_state(wire: TorchWire, holder: Any, prefix: str) -> None:
     """Give every rank rank 0's state, of an optimizer or of anything else with a ``state_dict``.
 
     Horovod's function for optimizers takes a real step to make the state exist on a fresh optimizer. Here rank 0 first
-    sends what it has: the tree with a placeholder for each tensor travels as one object, then each tensor by itself.
+    sends what it has: the tree, with tensors that hold no numbers, travels as one object, then each tensor by itself.
     """
     state = holder.state_dict()
     tensors: list[torch.Tensor] = []
-    tree = wire.broadcast_object(_take_out(state, tensors), root_rank=0, name=f"{prefix}.state")
+
+    def take_out(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.layout is not torch.strided:  # a sparse one travels within the tree
+            return tensor
+        tensors.append(tensor)
+        return torch.empty_like(tensor, device="meta")
+
+    def put_in(tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.is_meta:
+            return tensor
+        tensors.append(torch.empty_like(tensor, device="cpu"))
+        return tensors[-1]
+
+    tree = tree_map_only(torch.Tensor, take_out, state) if wire.rank == 0 else None
+    tree = wire.broadcast_object(tree, root_rank=0, name=f"{prefix}.state")
     if wire.rank != 0:
-        tensors = []
-        state = _put_in(tree, tensors)
+        state = tree_map_only(torch.Tensor, put_in, tree)
     for first in range(0, len(tensors), _AT_ONCE):
         some = tensors[first : first + _AT_ONCE]
         # From host memory, as the others receive it: Horovod refuses to mix devices. load_state_dict() moves it back.
         handles = [
-            wire.start_broadcast(tensor.reshape(-1).to("cpu", copy=True), f"{prefix}.state.{first + i}")
+            wire.start_broadcast(tensor.detach().reshape(-1).to("cpu", copy=True), f"{prefix}.state.{first + i}")
             for i, tensor in enumerate(some)
         ]
         for tensor, handle in zip(some, handles, strict=True):
@@ -143,34 +183,3 @@ def broadcast_state(wire: TorchWire, holder: Any, prefix: str) -> None:
                 tensor.copy_(received.reshape(tensor.shape))
     if wire.rank != 0:
         holder.load_state_dict(state)
-
-
-class _Placeholder:
-    """Stands for a tensor in a tree that travels as an object."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.shape = tuple(tensor.shape)
-        self.strides = torch.empty_like(tensor, device="meta").stride()  # without gaps
-        self.dtype = tensor.dtype
-
-
-def _take_out(tree: Any, tensors: list[torch.Tensor]) -> Any:
-    if isinstance(tree, torch.Tensor) and tree.layout is torch.strided:  # a sparse one travels within the tree
-        tensors.append(tree)
-        return _Placeholder(tree)
-    if isinstance(tree, dict):
-        return {key: _take_out(value, tensors) for key, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return type(tree)(_take_out(value, tensors) for value in tree)
-    return tree
-
-
-def _put_in(tree: Any, tensors: list[torch.Tensor]) -> Any:
-    if isinstance(tree, _Placeholder):
-        tensors.append(torch.empty_strided(tree.shape, tree.strides, dtype=tree.dtype))
-        return tensors[-1]
-    if isinstance(tree, dict):
-        return {key: _put_in(value, tensors) for key, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return type(tree)(_put_in(value, tensors) for value in tree)
-    return tree

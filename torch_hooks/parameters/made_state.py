@@ -9,13 +9,15 @@ from typing import Any
 
 import torch
 
+from torch_hooks.gradients.sparse import stored
+
 _HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 
 
 def only_zeros(parameters: Iterable[torch.Tensor]) -> bool:
     """Return whether there are gradients, and all of them are zero: so Horovod's function calls ``step()``."""
     gradients = [p.grad for p in parameters if p.grad is not None]
-    return bool(gradients) and not any(_numbers(gradient).any() for gradient in gradients)
+    return bool(gradients) and not any(stored(gradient).any() for gradient in gradients)
 
 
 class MadeState:
@@ -50,11 +52,7 @@ class MadeState:
     def _sketch(self) -> Iterator[Any]:
         for state in self._optimizer.state.values():
             for name, value in state.items():
-                yield name, float(_numbers(value).double().norm()) if isinstance(value, torch.Tensor) else value
-
-
-def _numbers(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor._values() if tensor.layout is torch.sparse_coo else tensor
+                yield name, float(stored(value).double().norm()) if isinstance(value, torch.Tensor) else value
 
 
 @contextmanager

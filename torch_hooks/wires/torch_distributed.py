@@ -10,9 +10,8 @@ The sums of a round have a separate process group for each optimizer, a *line*. 
 loader on a rank without data, so a loop's body that makes calls of its own has them before or behind these. All ranks
 meet in the table whatever their state, so it must not wait for anything else, nor be taken for it.
 
-**Gathers of unequal rows** need the numbers of rows of all ranks. These travel with as many rows as the last call of
-this name has shown to be enough. If they are not enough, a second call follows, once the result is asked for. The
-second calls of a line start in the order of its first calls.
+**Gathers of unequal rows** need the numbers of rows of all ranks, which travel first. Once the result is asked for, a
+second call follows, in which each rank sends as many rows as the one that has most.
 
 Rejected: agreeing on the order by names, as Horovod does. It costs each call a round trip, and a thread that makes it.
 
@@ -33,15 +32,15 @@ import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from hvd_hetero.errors import PeerLostError, RoundStateError
-from torch_hooks.wires.process_groups import timeout_of, with_cpu
-from torch_hooks.wires.uneven_rows import Rows
+from hvd_hetero.errors import HeteroError, PeerLostError, RoundStateError
+from hvd_hetero.rounds import checksum
 
 
 @contextmanager
@@ -59,12 +58,11 @@ def _peers_may_be_lost(name: str) -> Iterator[None]:
 class Call:
     """One call under way: the works of its collectives."""
 
-    __slots__ = ("name", "result", "rows", "works")
+    __slots__ = ("name", "result", "works")
 
-    def __init__(self, name: str, result: Callable[[], Any], rows: Rows | None = None) -> None:
+    def __init__(self, name: str, result: Callable[[], Any]) -> None:
         self.name = name
         self.result = result
-        self.rows = rows
         self.works: Sequence[Any] = ()
 
 
@@ -105,8 +103,6 @@ class _Line:
     def __init__(self, wire: ProcessGroupWire | None, track: _Track) -> None:
         self._made_by = wire  # None: this is the wire itself
         self._track = track
-        self._enough: dict[str, int] = {}  # rows to send along in the next gather of this name
-        self._uneven: list[Call] = []  # gathers whose second call, if any, is to start in this order
         self.rank = dist.get_rank(self._group)
         self.size = dist.get_world_size(self._group)
         track.held_by = weakref.ref(self)
@@ -165,14 +161,30 @@ class _Line:
 
     def start_gather(self, rows: torch.Tensor, name: str) -> Call:
         """Lay the rows of all ranks end to end."""
-        uneven = Rows(rows, self.size, self._enough.get(name, 0), name)
+        kind = checksum(f"{rows.dtype} {tuple(rows.shape[1:])}".encode())
+        header = torch.tensor([len(rows), kind], device=rows.device)
 
-        def begin() -> list[Any]:
-            self._uneven.append(call)
-            return [dist.all_gather(uneven.received, uneven.sent, group=self._group, async_op=True)]
+        def gather(mine: torch.Tensor) -> tuple[list[torch.Tensor], Callable[[], list[Any]]]:
+            received = [torch.empty_like(mine) for _ in range(self.size)]
+            return received, lambda: [dist.all_gather(received, mine, group=self._group, async_op=True)]
 
-        call = Call(name, uneven.result, uneven)
-        return self._start(call, begin)
+        def end_to_end() -> torch.Tensor:
+            counts, kinds = zip(*(each.tolist() for each in headers), strict=True)
+            if len(set(kinds)) > 1:
+                raise HeteroError(
+                    f"the ranks do not agree on {name!r}: rows of different types or shapes, here {rows.dtype} "
+                    f"{tuple(rows.shape[1:])}; give it the same on every rank"
+                )
+            padded = rows.new_zeros(max(counts), *rows.shape[1:])
+            padded[: len(rows)] = rows.detach()
+            parts, again = gather(padded.reshape(-1).view(torch.uint8))  # as bytes, so any type will do
+            if padded.numel():
+                self._await(self._start(Call(name, lambda: parts), again))
+            whole = [part.view(rows.dtype).view(padded.shape) for part in parts]
+            return torch.cat([each[:count] for each, count in zip(whole, counts, strict=True)])
+
+        headers, begin = gather(header)
+        return self._start(Call(name, end_to_end), begin)
 
     def start_exchange(self, numbers: torch.Tensor, splits: Sequence[int], name: str) -> Call:
         """Send the first ``splits[0]`` numbers to rank 0, and so on; as much comes back from each."""
@@ -192,7 +204,7 @@ class _Line:
         return self._start(call, lambda: [dist.broadcast(tensor.detach(), root, group=self._group, async_op=True)])
 
     def done(self, handle: Call) -> bool:
-        """Return whether the result is there, as far as no second call is needed for it."""
+        """Return whether the result is there; of a gather, the numbers of rows."""
         return all(work.is_completed() for work in handle.works)
 
     def result(self, handle: Call) -> Any:
@@ -200,8 +212,6 @@ class _Line:
 
         NCCL's ``wait`` has only the stream wait, so the host goes on, and the device has work when the sums have come.
         """
-        if handle.rows is not None:
-            self._second_calls(handle)
         self._await(handle)
         return handle.result()
 
@@ -229,18 +239,6 @@ class _Line:
         # Not detach(), which shares the version: on GPUs Gloo copies the sum back, and what a wire writes is no change
         # by the loop's body.
         return self._group.allreduce([tensor.data])
-
-    def _second_calls(self, last: Call) -> None:
-        """Start the second calls of this gather and of all before it, if needed."""
-        while last in self._uneven:
-            call = self._uneven.pop(0)
-            self._await(call)
-            assert call.rows is not None, "it is a gather"
-            self._enough[call.name] = call.rows.enough()
-            if (more := call.rows.second()) is not None:
-                received, sent = more
-                self._track.started += 1
-                call.works = [dist.all_gather(received, sent, group=self._group, async_op=True)]
 
     def _await(self, call: Call) -> None:
         with _peers_may_be_lost(call.name):
@@ -310,3 +308,17 @@ def wire_of_world() -> ProcessGroupWire:
     if _world is None or not dist.is_initialized() or _world.of is not c10d._get_default_group():
         _world = ProcessGroupWire()
     return _world
+
+
+def with_cpu(backends: str) -> str:
+    """Return the backends by device, with one for the CPU, where tables and objects are, wherever gradients are."""
+    return backends if "cpu:" in backends else f"cpu:gloo,{backends}"
+
+
+def timeout_of(group: Any) -> timedelta | None:
+    """Return the timeout that a group was made with; None, for the default one, if its backends do not show it."""
+    for device in group._device_types:
+        options = getattr(group._get_backend(device), "options", None)
+        if isinstance(timeout := getattr(options, "_timeout", None), timedelta):
+            return timeout
+    return None

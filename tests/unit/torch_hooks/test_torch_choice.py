@@ -18,8 +18,7 @@ from hvd_hetero.errors import PeerLostError, RoundStateError  # noqa: E402
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance, average_by_samples  # noqa: E402
 from torch_hooks.gradients.compression import compressor  # noqa: E402
 from torch_hooks.wires.choice import wire_here  # noqa: E402
-from torch_hooks.wires.process_groups import timeout_of, with_cpu  # noqa: E402
-from torch_hooks.wires.torch_distributed import ProcessGroupWire  # noqa: E402
+from torch_hooks.wires.torch_distributed import ProcessGroupWire, timeout_of, with_cpu  # noqa: E402
 
 
 @pytest.fixture

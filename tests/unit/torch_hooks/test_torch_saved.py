@@ -216,14 +216,6 @@ def test_what_could_not_be_read_again_is_not_written(tmp_path):
     assert [each.name for each in tmp_path.iterdir()] == ["run"]
 
 
-def test_what_is_plain_is_not_read_again(tmp_path, monkeypatch):
-    """That would cost every save as much again."""
-    monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("it was read"))
-    for policy in POLICIES:
-        run_on_threads(lambda rank, policy=policy: Job(tmp_path / policy, POLICIES[policy](), every=1).run(1), 2)
-        assert (tmp_path / policy).exists()
-
-
 def test_a_state_that_rank_0_cannot_load_stops_all_ranks(tmp_path):
     path = tmp_path / "run"
     run_on_threads(lambda rank: Job(path).run(1, until=3), 2)
