@@ -74,7 +74,7 @@ class GradScaler(torch.amp.GradScaler):
     def update(self, new_scale: float | torch.Tensor | None = None) -> None:
         """Change the scale after a round; inside one it has to stay."""
         if self.is_enabled():
-            if self._optimizer._between_updates:
+            if self._optimizer._balancer.between_updates:
                 return
             super().update(new_scale)
             self._tell_scale()
@@ -94,7 +94,7 @@ class GradScaler(torch.amp.GradScaler):
 
     def _tell_scale(self) -> None:
         scale = self.get_scale()  # waits for the device, as step() has done just now to look for infinities
-        self._optimizer._note_scale(math.log(scale) if scale > 0 else -math.inf)
+        self._optimizer._synchroniser.scale = math.log(scale) if scale > 0 else -math.inf
 
     def _must_be_mine(self, optimizer: torch.optim.Optimizer) -> None:
         if optimizer is not self._optimizer:

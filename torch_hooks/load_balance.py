@@ -231,7 +231,7 @@ class LoadBalance(Face):
                 "a batch is not done again beside a reducer of your own, which may have sent part of its gradient; set "
                 "max_micro_batch of the policy, or use a DistributedOptimizer"
             )
-        return self._session.shortage.survived(self._session.optimizers)
+        return self._session.shortage.survived([each._gathered for each in self._session.optimizers])
 
     def state_dict(self) -> dict[str, Any]:
         """Plans, policy and every rank's predictor, as plain data; a collective call, alike on all ranks.

@@ -175,7 +175,7 @@ class BalancedLoader:
             self._cutter.keep_in_step(self._in_step)  # it decides how many rounds there are
         self._compares = check_data and not self._streams
         self._rounds_per_epoch = rounds_per_epoch
-        self._weigh = Weights(weight_of, own_collate=collate_fn is not None)
+        self._weigh = Weights(weight_of)
         self._micro_batches = MicroBatches(
             session,
             self._cutter,

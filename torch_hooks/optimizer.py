@@ -26,7 +26,6 @@ from torch_hooks.parameters.broadcast import (
     broadcast_state,
     named_groups,
     refuse_synchronised,
-    require_alike,
     suitable,
 )
 from torch_hooks.parameters.made_state import MadeState, only_zeros
@@ -145,16 +144,13 @@ class DistributedOptimizer(WrappedOptimizer):
         )
         self._times = DeviceTimes(session.policy.name, session.meter, needed=session.goes_by_time)
         self._times.include(names)
-        serves = self._serves = weakref.ref(session)  # which holds this
-        self._gathered = Gathered(
-            self._balancer, names, lambda: _at_work(serves()), summed=self._synchroniser.keeps_ranks_alike
-        )
+        self._serves = weakref.ref(session)  # which holds this
+        self._gathered = Gathered(self._balancer, names, summed=self._synchroniser.keeps_ranks_alike)
         self._gathered.listen(names)
         weakref.finalize(self, self._gathered.close).atexit = False
         name = None if packed is None else getattr(packed, "__name__", type(packed).__name__)
         options = f"compression={name}, sparse_as_dense={bool(sparse_as_dense)}"
-        require_alike(self._wire, options, f"{self._prefix}.wire")
-        broadcast_parameters(self._wire, names, self._prefix)
+        broadcast_parameters(self._wire, names, self._prefix, options)
         broadcast_state(self._wire, optimizer, self._prefix)
 
         self._skip = False
@@ -338,11 +334,6 @@ class DistributedOptimizer(WrappedOptimizer):
 
     # What a session and a gradient scaler ask between two of the loop's calls.
 
-    @property
-    def _between_updates(self) -> bool:
-        """Whether gradients are still being gathered for an update."""
-        return self._balancer.between_updates
-
     def _begin_micro_batch(self) -> None:
         """Begin a micro-batch."""
         self._synchronised = False  # a gradient scaler may have left the last round's gradients unused
@@ -351,14 +342,6 @@ class DistributedOptimizer(WrappedOptimizer):
             self._made.forget_unless_received()
             self._made = None
         self._gathered.begin(adds=self._adds)
-
-    def _guard_micro_batch(self) -> None:
-        """Be able to undo the micro-batch that has begun: it may run out of memory."""
-        self._gathered.guard()
-
-    def _undo_micro_batch(self) -> bool:
-        """Undo the micro-batch; return whether that was possible."""
-        return self._gathered.undo()
 
     def _abandon_round(self) -> None:
         """Forget what an unfinished round has gathered."""
@@ -384,18 +367,10 @@ class DistributedOptimizer(WrappedOptimizer):
             )
         self._scaler = scaler
 
-    def _note_scale(self, logarithm: float) -> None:
-        """Note the scale of the gradients to come, which must be the same on every rank."""
-        self._synchroniser.scale = logarithm
-
     @property
     def _adds(self) -> bool:
         """True if gradients of earlier micro-batches wait to be added to."""
         return self._balancer.accumulating and not self._synchroniser.updates_locally
-
-
-def _at_work(session: TorchSession | None) -> bool:
-    return session is not None and session.at_work
 
 
 def _synchroniser_of(

@@ -7,7 +7,6 @@ import logging
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
 
 import torch
 
@@ -15,6 +14,7 @@ from hvd_hetero.balancer import Balancer
 from hvd_hetero.errors import HeteroError
 from hvd_hetero.measurement.memory_errors import DONE_IN_PARTS, is_out_of_memory, not_done_again
 from hvd_hetero.measurement.speed_meter import SpeedMeter
+from torch_hooks.gradients.gathered import Gathered
 
 logger = logging.getLogger(__name__)
 
@@ -22,16 +22,6 @@ _WAY_OUT = (
     "and out of memory ends the training on all ranks; to survive it, write: for batch in loader: "
     "with balance.surviving_out_of_memory(): … (docs/gpu.md), or set max_micro_batch of the policy"
 )
-
-
-class Undoes(Protocol):
-    """What a shortage needs of an optimizer whose micro-batch may be undone."""
-
-    def _guard_micro_batch(self) -> None:
-        """Be able to undo the micro-batch that has begun."""
-
-    def _undo_micro_batch(self) -> bool:
-        """Undo it; return whether that was possible."""
 
 
 def _failures() -> int:
@@ -64,17 +54,17 @@ class Shortage:
         self._parts = 0  # of one that failed, and was abandoned
 
     @contextmanager
-    def survived(self, optimizers: Sequence[Undoes]) -> Iterator[None]:
+    def survived(self, gathered: Sequence[Gathered]) -> Iterator[None]:
         """Run the loop's body, and undo the micro-batch if it runs out of memory."""
         self.survives = True
         try:
-            for optimizer in optimizers:
-                optimizer._guard_micro_batch()
+            for each in gathered:
+                each.guard()
             yield
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            self._parts = self._undo(optimizers, error)
+            self._parts = self._undo(gathered, error)
             traceback.clear_frames(error.__traceback__)  # of functions that have ended: they hold activations
 
     def take_parts(self) -> int:
@@ -96,14 +86,14 @@ class Shortage:
                 balancer.work.samples, _WAY_OUT,
             )  # fmt: skip
 
-    def _undo(self, optimizers: Sequence[Undoes], error: Exception) -> int:
+    def _undo(self, gathered: Sequence[Gathered], error: Exception) -> int:
         """Undo the current micro-batch, which has run out of memory; return how large its parts may be."""
         balancer, work = self._balancer, self._balancer.work
-        if len(optimizers) > 1:
+        if len(gathered) > 1:
             raise self._fatal("with several optimizers, whose batches are not done again") from error
         if work.round < 0:
             raise self._fatal("with a batch of your own, which only a BalancedLoader could cut") from error
-        if not (balancer.computing and optimizers and optimizers[0]._undo_micro_batch()):
+        if not (balancer.computing and gathered and gathered[0].undo()):
             raise self._fatal("in step() or after it, which is not done again") from error
         parts = balancer.out_of_memory(cramped=self._cramped)
         self._failures_seen = _failures()

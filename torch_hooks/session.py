@@ -23,7 +23,8 @@ from hvd_hetero.rounds import MicroBatch
 from hvd_hetero.session import Session
 from torch_hooks.beside.scaled_rounds import Beside
 from torch_hooks.beside.trained import Reducer
-from torch_hooks.out_of_memory import Shortage, Undoes
+from torch_hooks.gradients.gathered import Gathered
+from torch_hooks.out_of_memory import Shortage
 from torch_hooks.wires.choice import TorchWire
 
 if TYPE_CHECKING:
@@ -53,8 +54,10 @@ WEIGHT_OF_SUMS = (
 )
 
 
-class RoundOptimizer(Undoes, Protocol):
+class RoundOptimizer(Protocol):
     """What a session asks of an optimizer."""
+
+    _gathered: Gathered
 
     def _begin_micro_batch(self) -> None:
         """Begin a micro-batch."""
@@ -160,11 +163,6 @@ class TorchSession(Session):
         self.optimizer._begin_micro_batch()
         for other in self._others:
             other.begin(work)
-
-    def announce(self, weight: float) -> None:
-        """Before a round begins: say what this rank's batches of it count together."""
-        assert self.beside is not None, "else the weights travel with the gradients"
-        self.beside.shares.announce(weight)
 
     def weigh(self, loss: torch.Tensor, weight: Any) -> None:
         """Let the batch at hand count so much, whose loss is a mean of that instead of samples."""

@@ -77,9 +77,6 @@ class TensorWire(Wire, Protocol[Tensor]):
     def start_sum(self, tensor: Tensor, name: str) -> Handle:
         """Sum a tensor over all ranks, in place. Do not touch it before the result is there."""
 
-    def start_sums(self, tensors: list[Tensor], name: str) -> Handle:
-        """Sum each of these tensors over all ranks. The result is a sequence of new tensors."""
-
     def start_gather(self, rows: Tensor, name: str) -> Handle:
         """Lay the rows of all ranks end to end. Ranks may have different numbers of rows, also none."""
 

@@ -35,11 +35,6 @@ def test_sums_are_in_place_in_every_type_and_raise_no_version(ranks, wire):
             assert found == [True, 0] + [6] * 6, dtype
 
 
-def test_several_sums_are_new_tensors_in_one_call(ranks):
-    for rank, found in enumerate(everywhere(ranks, "several_sums")):
-        assert found == [[1.0 + rank] * 2, [[6.0, 6.0], 3, [], [[3.0, 3.0]]]]
-
-
 def test_rows_are_laid_end_to_end_however_many_a_rank_has_and_however_many_it_had(ranks):
     """Rank r has n r rows of 0, 1, …, on top of 1000 r."""
     expected = []

@@ -30,7 +30,6 @@ from typing import Any, ClassVar
 
 import torch
 
-from hvd_hetero.errors import RoundStateError
 from hvd_hetero.measurement.gradient_noise import rounds_per_measurement
 from hvd_hetero.rounds import RoundTable, checksum
 from torch_hooks.gradients.bundles import Bundle, Rows, bundles_of
@@ -92,8 +91,6 @@ class Allreduce(Synchroniser):
         self._own, measures = [], self._balancer.measures(self._every)
         self._send(weight, table=not changed, measures=measures)
         self._collect()
-        if 0 in now:
-            self._require_no_gradient_of_frozen()
         correction = self._balancer.agree()
         self._squares = self._measured(correction) if measures else None
         for bundle in self._bundles:
@@ -150,14 +147,6 @@ class Allreduce(Synchroniser):
         numbers = sum(bundle.size for bundle in self._bundles)
         self._every = rounds_per_measurement(numbers, decides=self._balancer.planner.goodput is not None)
         self.thawed = True
-
-    def _require_no_gradient_of_frozen(self) -> None:
-        for parameter, name in self._names.items():
-            if parameter.grad is not None and not parameter.requires_grad:
-                raise RoundStateError(
-                    f"{name!r} was frozen between backward() and step(), while its gradient waited to be summed; call "
-                    "requires_grad_(False) before backward() or after step()"
-                )
 
     def _trained(self) -> int:
         return checksum(self._bundled)

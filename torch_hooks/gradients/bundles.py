@@ -9,8 +9,7 @@ import torch
 
 from hvd_hetero.communication.wire import Handle
 from hvd_hetero.errors import RoundStateError
-from torch_hooks.gradients.compression import Compressed
-from torch_hooks.gradients.sparse import Gather, Layouts
+from torch_hooks.gradients.sparse import Layouts
 from torch_hooks.gradients.squares import square_of
 from torch_hooks.wires.choice import TorchWire
 
@@ -41,6 +40,7 @@ class Bundle:
         self._slots: list[torch.Tensor] = []
         """Its part of each gradient, in the order of its parameter in memory; none for a single one."""
         self._under_way: Handle = None
+        self._context: Any = None
         if len(parameters) > 1:
             self.carry(0)
 
@@ -82,7 +82,7 @@ class Bundle:
             one = self.parameters[0]
             self._whole = torch.zeros(self._length, dtype=_grad_type(one), device=one.device)
         else:
-            self._whole = _in_memory(_own(self.parameters[0]))
+            self._whole = in_memory(_own(self.parameters[0]))
         numbers = self._whole[: self._length]
         if not weight:
             numbers.zero_()  # and not a product, which would keep the NaN of a mean over no samples
@@ -96,25 +96,21 @@ class Bundle:
 
     def send(self, wire: TorchWire) -> Handle:
         """Start the sum of what it was filled with."""
-        if self._compression is None:
-            self._under_way = wire.start_sum(self._whole, self.name)
-        else:  # one by one, as in stock scripts: a compressor may look at shapes
-            sent = self._slots or [self._whole.as_strided(self.parameters[0].shape, _strides(self.parameters[0]))]
-            sent = [each if each.is_contiguous() else _in_memory(each) for each in sent]
-            self._under_way = Compressed(wire, sent, self.name, self._compression)
+        sent = self._whole
+        if self._compression is not None:
+            sent, self._context = self._compression.compress(sent)
+        self._under_way = wire.start_sum(sent, self.name)
         return self._under_way
 
     def summed(self, wire: TorchWire) -> bool:
-        """Return whether the sums are there, as far as that is known."""
-        return self._compression is None and wire.done(self._under_way)
+        """Return whether the sums are there."""
+        return wire.done(self._under_way)
 
     def collect(self, wire: TorchWire) -> None:
         """Wait for the sums."""
-        if self._compression is None:
-            wire.result(self._under_way)
-        else:
-            self._under_way.finish()
-        self._under_way = None
+        sums, self._under_way = wire.result(self._under_way), None
+        if self._compression is not None:
+            self._whole.copy_(self._compression.decompress(sums, self._context))
 
     def take_apart(self, factor: float) -> None:
         """Make each sum, ``factor`` times, the gradient of its parameter."""
@@ -127,16 +123,17 @@ class Bundle:
 
 
 class Rows:
-    """A gradient that travels as the rows it touches."""
+    """A gradient that travels as the rows it touches: those of all ranks are laid end to end, and added up."""
 
     def __init__(self, name: str, parameter: torch.Tensor, layouts: Layouts, compression: Any = None) -> None:
         self.name = name
         self._parameter = parameter
         self._layouts = layouts
         self._compression = compression
-        self._sent: tuple[torch.Tensor, float]
-        self._sum: torch.Tensor | None = None
-        self._under_way: Gather
+        self._context: Any = None
+        self._rows: torch.Tensor | None = None
+        """What this rank sends, and later the sum, each row once."""
+        self._handles: list[Handle] = []
 
     @property
     def size(self) -> int:
@@ -144,24 +141,27 @@ class Rows:
         return self._parameter.numel()
 
     def fill(self, weight: float | None) -> torch.Tensor:
-        """Take this rank's rows and their weight and return them; none if none arose, or if there is no weight."""
+        """Weigh this rank's rows and return their numbers; none if none arose, or if there is no weight."""
         gradient = self._parameter.grad
-        if gradient is None or weight is None:
-            rows = self._layouts.nothing(self._parameter)
+        if gradient is None or not weight:  # and no product, which would keep the NaN of a mean over no samples
+            self._rows = self._layouts.nothing(self._parameter)
         else:
-            rows = self._layouts.rows(self._parameter, gradient)
-        self._sent = rows, weight or 0.0
-        return rows
+            self._rows = self._layouts.rows(self._parameter, gradient.detach()) * weight
+        return self._rows._values()
 
     def square(self) -> torch.Tensor:
         """Return the squared norm of what it was filled with; after `collect`, of the sums."""
-        rows, weight = self._sent if self._sum is None else (self._sum, 1.0)
-        return square_of(rows.values().reshape(-1)) * weight**2
+        assert self._rows is not None, "it was filled"
+        return square_of(self._rows)
 
     def send(self, wire: TorchWire) -> Handle:
-        """Lay the rows of all ranks end to end."""
-        self._under_way = Gather(wire, *self._sent, self.name, self._compression)
-        return self._under_way
+        """Start to lay the rows of all ranks end to end."""
+        assert self._rows is not None, "it was filled"
+        indices, values = self._rows._indices().t().contiguous(), self._rows._values()
+        if self._compression is not None:
+            values, self._context = self._compression.compress(values)
+        names = f"{self.name}.indices", f"{self.name}.values"
+        self._handles = [*map(wire.start_gather, (indices, values), names)]
 
     def summed(self, wire: TorchWire) -> bool:
         """Return False: adding up per row is still to come."""
@@ -169,14 +169,20 @@ class Rows:
 
     def collect(self, wire: TorchWire) -> None:
         """Wait for all rows, and add them up."""
-        self._sum = self._under_way.finish()
+        indices, values = map(wire.result, self._handles)
+        if self._compression is not None:
+            values = self._compression.decompress(values, self._context)
+        if values.numel():
+            shape = self._parameter.shape
+            self._rows = torch.sparse_coo_tensor(indices.t(), values, shape, check_invariants=False).coalesce()
+        else:  # Horovod gives nothing of no shape where no rank has sent a row
+            self._rows = self._layouts.nothing(self._parameter)
 
     def take_apart(self, factor: float) -> None:
         """Make their sum, ``factor`` times, the gradient of the parameter."""
-        assert self._sum is not None, "they were collected"
-        self._parameter.grad = self._sum if factor == 1.0 else self._sum * factor
-        self._sum = None
-        del self._sent
+        assert self._rows is not None, "they were collected"
+        self._parameter.grad = self._rows if factor == 1.0 else self._rows * factor
+        self._rows = None
 
 
 def bundles_of(names: dict[torch.Tensor, str], layouts: Layouts, compression: Any) -> list[Bundle | Rows]:
@@ -250,7 +256,12 @@ def _own(parameter: torch.Tensor) -> torch.Tensor:
     return gradient
 
 
-def _in_memory(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the numbers of a tensor without gaps, in the order of their addresses, which is all that a wire sums."""
+def in_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the numbers of a tensor in the order of their addresses, which is all that a wire sums.
+
+    That needs no copy, unless there are gaps between them.
+    """
     tensor = tensor.detach()
-    return tensor.view(-1) if tensor.is_contiguous() else tensor.as_strided((tensor.numel(),), (1,))
+    if tensor.is_contiguous() or tensor.stride() != _strides(tensor):
+        return tensor.reshape(-1)
+    return tensor.as_strided((tensor.numel(),), (1,))

@@ -49,20 +49,3 @@ class InType:
 
 def _qualified_name(compressor: Any) -> str:
     return f"{getattr(compressor, '__module__', '')}.{getattr(compressor, '__qualname__', '')}"
-
-
-class Compressed:
-    """Dense gradients under way, compressed by Horovod's seam."""
-
-    def __init__(self, wire: TorchWire, gradients: list[torch.Tensor], name: str, compression: Any) -> None:
-        self._wire = wire
-        self._gradients = gradients
-        self._compression = compression
-        packed, self._contexts = zip(*(compression.compress(gradient) for gradient in gradients), strict=True)
-        self._handle = wire.start_sums(list(packed), name)
-
-    def finish(self) -> None:
-        """Wait for the sums over all ranks, and put them into the very tensors that were given."""
-        sums = self._wire.result(self._handle)
-        for gradient, each, context in zip(self._gradients, sums, self._contexts, strict=True):
-            gradient.copy_(self._compression.decompress(each, context))

@@ -13,12 +13,6 @@ from hvd_hetero.errors import RoundStateError
 from torch_hooks.gradients.bundles import shares_memory
 from torch_hooks.gradients.sparse import stored
 
-_WITHOUT_A_BATCH = (
-    "a gradient came without a batch: iterate over a BalancedLoader, or announce your own batch with "
-    "balance.batch(samples) before its forward pass. If this model has a new optimizer now, close() the former one; if "
-    "another optimizer's loss reaches this model, give that one balance.also(), or freeze this one meanwhile by "
-    "requires_grad_(False)"
-)
 _IN_TURN = (
     "a gradient came after step() of an optimizer whose round goes on: optimizers that step in turn need rounds of one "
     "micro-batch, for the first of them updates only at the end of the round; use a policy without max_micro_batch, "
@@ -63,16 +57,12 @@ class Gathered:
     is a change by the user: of a part of the round's gradient, which would not be what one process does with the whole.
     What is written through ``.data`` or ``.numpy()`` raises no version, and is not found out.
 
-    ``summed``: they will be summed over the ranks, and are not this rank's to change. ``loop_at_work`` returns whether
-    any optimizer of the loop has still to step for the current batch.
+    ``summed``: they will be summed over the ranks, and are not this rank's to change.
     """
 
-    def __init__(
-        self, balancer: Balancer, names: dict[torch.Tensor, str], loop_at_work: Callable[[], bool], *, summed: bool
-    ) -> None:
+    def __init__(self, balancer: Balancer, names: dict[torch.Tensor, str], *, summed: bool) -> None:
         self._balancer = balancer
         self._names = names
-        self._loop_at_work = loop_at_work
         self._summed = summed
         self._left: dict[torch.Tensor, _Left] = {}
         self._hooks: list[Any] = []
@@ -121,12 +111,9 @@ class Gathered:
         gradient = parameter.grad
         assert gradient is not None, "its hook was called"
         if not self._open:
-            # No matter if another optimizer's loss has brought it in its own time: the next round clears it.
-            if not self._balancer.at_work and not self._loop_at_work():
-                raise RoundStateError(_WITHOUT_A_BATCH)
-            if not self._balancer.at_work and self._balancer.in_round:
+            if self._balancer.in_round and not self._balancer.at_work:
                 raise RoundStateError(_IN_TURN)
-            return
+            return  # of another optimizer's loss, perhaps: the next round clears it
         adds = self._adds and left.tensor is not None and left.tensor.layout is gradient.layout
         if adds and not (gradient is left.tensor and gradient._version == left.version + 1):
             raise self._changed(parameter)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import torch
 
 from hvd_hetero.consistency import WatchedParameter, kernels, piece_of, shown
+from torch_hooks.gradients.bundles import in_memory
 
 _ACCURATE = (torch.float32, torch.float64)
 
@@ -30,7 +31,7 @@ class ParameterNorm:
         parameter = self._parameters[which]()
         if parameter is None or parameter.device.type != "cpu":
             return 0.0, 0.0
-        piece = _in_memory(parameter)[part]
+        piece = in_memory(parameter)[part]
         numbers = piece if piece.dtype in _ACCURATE else piece.float()
         return shown(numbers.numpy(), piece.view(torch.uint8).numpy())
 
@@ -39,13 +40,3 @@ def kernels_here() -> float:
     """Return a checksum of what decides how updates are rounded."""
     capability = torch.backends.cpu.get_cpu_capability()
     return kernels(torch.__version__, capability, torch.get_num_threads(), torch.get_float32_matmul_precision())
-
-
-def _in_memory(parameter: torch.Tensor) -> torch.Tensor:
-    """Return a parameter's numbers in the order of their addresses, which needs no copy."""
-    parameter = parameter.detach()
-    if parameter.is_contiguous():
-        return parameter.view(-1)
-    if parameter.stride() == torch.empty_like(parameter, device="meta").stride():  # without gaps
-        return parameter.as_strided((parameter.numel(),), (1,))
-    return parameter.reshape(-1)

@@ -15,7 +15,6 @@ cost. ``SparseAdam`` takes nothing but sparse gradients, so there the layout is 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 
@@ -79,11 +78,10 @@ class Layouts:
         if not asked:
             return
         seen = [self._known.get(p, _NOTHING if p.grad is None else _row_dimensions(p.grad)) for p in asked]
-        elsewhere = [int(p.device.type != "cpu") for p in asked]
-        mine = torch.tensor([[seen, elsewhere]], dtype=torch.int64, device="cpu")
-        everywhere = self._wire.wait(self._wire.start_gather(mine, f"{self._prefix}.layouts"))
-        for parameter, told, somewhere in zip(asked, *everywhere.permute(1, 2, 0).tolist(), strict=True):
-            layouts = set(told) - {_NOTHING}
+        mine = list(zip(seen, (p.device.type != "cpu" for p in asked), strict=True))
+        everywhere = self._wire.allgather_object(mine, f"{self._prefix}.layouts")
+        for parameter, *told in zip(asked, *everywhere, strict=True):
+            layouts = {layout for layout, _ in told} - {_NOTHING}
             if len(layouts) > 1:
                 raise HeteroError(
                     f"the gradient of {self._names[parameter]!r} is sparse on one rank and dense on another; use the "
@@ -91,7 +89,7 @@ class Layouts:
                 )
             self._known[parameter] = layouts.pop() if layouts else _DENSE
             del self._open[parameter]
-            if any(somewhere):
+            if any(elsewhere for _, elsewhere in told):
                 self._elsewhere.add(parameter)
 
     def back_to_rows(self) -> None:
@@ -104,41 +102,6 @@ class Layouts:
     def nothing(self, parameter: torch.Tensor) -> torch.Tensor:
         """Return the gradient, by rows, of a rank that has none."""
         return _no_rows(parameter, self._known[parameter])
-
-
-class Gather:
-    """One sparse gradient on its way."""
-
-    def __init__(
-        self,
-        wire: TorchWire,
-        gradient: torch.Tensor,
-        weight: float,
-        name: str,
-        compression: Any = None,
-    ) -> None:
-        self._wire = wire
-        self._gradient = gradient
-        self._compression = compression
-        indices, values = gradient.indices().t(), gradient.values()
-        if weight == 0.0:  # and not a product, which would keep the NaN of a mean over no samples
-            indices, values = indices[:0], values[:0]
-        values = values * weight
-        self._context: Any = None
-        if compression is not None:
-            values, self._context = compression.compress(values)
-        names = f"{name}.indices", f"{name}.values"
-        self._handles = tuple(map(wire.start_gather, (indices.contiguous(), values), names))
-
-    def finish(self) -> torch.Tensor:
-        """Wait for it, and return the sum over all ranks, each row once."""
-        indices, values = map(self._wire.result, self._handles)
-        like = self._gradient
-        if self._compression is not None:
-            values = self._compression.decompress(values, self._context)
-        if values.numel():
-            return torch.sparse_coo_tensor(indices.t(), values, like.shape, check_invariants=False).coalesce()
-        return _no_rows(like, like.sparse_dim())  # Horovod gives nothing of no shape where no rank has sent a row
 
 
 def stored(gradient: torch.Tensor) -> torch.Tensor:

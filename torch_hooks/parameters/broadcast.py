@@ -89,24 +89,30 @@ def named_groups(
 _AT_ONCE = 32  # tensors of a state that are on their way: one after the other each would take a round trip, all memory
 
 
-def broadcast_parameters(wire: TorchWire, names: dict[torch.Tensor, str], prefix: str) -> None:
-    """Give every rank rank 0's values, once it is sure that all ranks mean the same tensors in the same order."""
-    mine = [(name, tuple(p.shape), str(p.dtype), p.requires_grad, _order_in_memory(p)) for p, name in names.items()]
+def broadcast_parameters(wire: TorchWire, names: dict[torch.Tensor, str], prefix: str, *options: str) -> None:
+    """Give every rank rank 0's values, once it is sure that all ranks mean the same tensors in the same order.
+
+    ``options``: what else must be the same. All ranks know who differs, and all stop or none does: one that went on
+    alone would wait for the others for ever.
+    """
+    tensors = [(name, tuple(p.shape), str(p.dtype), p.requires_grad, _order_in_memory(p)) for p, name in names.items()]
+    mine = [*options, *tensors]
     for parameter, name in names.items():
         if parameter.dtype in wire.cannot_sum:
             raise ValueError(
                 f"parameter {name!r} is {str(parameter.dtype).removeprefix('torch.')}, which Horovod cannot sum; keep "
                 "the parameters in float32 and compute under torch.autocast(dtype=torch.bfloat16)"
             )
-    theirs, differ = _compared(wire, mine, f"{prefix}.names")
-    if differ:
+    theirs = wire.broadcast_object(mine, root_rank=0, name=f"{prefix}.names")
+    differs = torch.tensor(int(mine != theirs), device="cpu")
+    if differ := int(wire.result(wire.start_sum(differs, f"{prefix}.names.differ"))):
         other = next(((a, b) for a, b in zip(mine, theirs, strict=False) if a != b), None)
         here = f"{len(mine)} here, {len(theirs)} on rank 0"
         if other is not None:
             here = f"this rank has {other[0]} where rank 0 has {other[1]}"
         raise HeteroError(
-            f"the ranks do not train the same parameters in the same order ({differ} of them differ from "
-            f"rank 0; {here}); build the model and the optimizer alike on every rank"
+            "the ranks do not train the same parameters in the same order, or do not call DistributedOptimizer alike "
+            f"({differ} of them differ from rank 0; {here}); build the model and the optimizer alike on every rank"
         )
     under_way = []  # all at once: one after the other each would take a round trip
     for parameter, name in names.items():
@@ -116,25 +122,6 @@ def broadcast_parameters(wire: TorchWire, names: dict[torch.Tensor, str], prefix
         wire.result(handle)
         if wire.rank != 0 and sent.data_ptr() != parameter.data_ptr():
             parameter.data.copy_(sent)
-
-
-def require_alike(wire: TorchWire, mine: str, name: str) -> None:
-    """Raise on every rank if one of them differs from rank 0."""
-    theirs, differ = _compared(wire, mine, name)
-    if differ:
-        raise HeteroError(
-            f"the ranks do not call DistributedOptimizer alike ({differ} of them differ from rank 0; this rank "
-            f"has {mine}, rank 0 {theirs}); give it the same arguments on every rank"
-        )
-
-
-def _compared(wire: TorchWire, mine: Any, name: str) -> tuple[Any, int]:
-    """Return rank 0's value, and how many ranks have another one.
-
-    All ranks know it, and all stop or none does: a rank that went on alone would wait for the others for ever.
-    """
-    theirs = wire.broadcast_object(mine, root_rank=0, name=name)
-    return theirs, int(wire.result(wire.start_sum(torch.tensor(int(mine != theirs), device="cpu"), f"{name}.differ")))
 
 
 def _order_in_memory(parameter: torch.Tensor) -> str:

@@ -59,11 +59,6 @@ class HorovodWire:
         handle: int = hvd.allreduce_async_(tensor, name=name, op=hvd.Sum)
         return handle
 
-    def start_sums(self, tensors: list[torch.Tensor], name: str) -> int:
-        """Sum each of these tensors over all ranks."""
-        handle: int = hvd.grouped_allreduce_async(tensors, name=name, op=hvd.Sum)
-        return handle
-
     def start_gather(self, rows: torch.Tensor, name: str) -> int:
         """Lay the rows of all ranks end to end; the result has no shape if no rank has sent any."""
         handle: int = hvd.allgather_async(rows, name=name)

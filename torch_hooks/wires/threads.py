@@ -23,15 +23,6 @@ class TorchThreadWire(ThreadWire):
 
         return self._come(("sum", tensor.shape, tensor.dtype), name, tensor, in_place)
 
-    def start_sums(self, tensors: list[torch.Tensor], name: str) -> Meeting:
-        """Sum each of these tensors over all ranks."""
-
-        def sums(lists: Sequence[list[torch.Tensor]]) -> list[list[torch.Tensor]]:
-            totals = [_total(same) for same in zip(*lists, strict=True)]
-            return [[total.clone() for total in totals] for _ in lists]
-
-        return self._come(("sums", [(t.shape, t.dtype) for t in tensors]), name, tensors, sums)
-
     def start_gather(self, rows: torch.Tensor, name: str) -> Meeting:
         """Lay the rows of all ranks end to end."""
 

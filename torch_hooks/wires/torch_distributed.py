@@ -32,6 +32,7 @@ import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -55,15 +56,13 @@ def _peers_may_be_lost(name: str) -> Iterator[None]:
         ) from error
 
 
+@dataclass(slots=True)
 class Call:
     """One call under way: the works of its collectives."""
 
-    __slots__ = ("name", "result", "works")
-
-    def __init__(self, name: str, result: Callable[[], Any]) -> None:
-        self.name = name
-        self.result = result
-        self.works: Sequence[Any] = ()
+    name: str
+    result: Callable[[], Any]
+    works: Sequence[Any] = ()
 
 
 def _alive(group: Any) -> Any:
@@ -112,13 +111,6 @@ class _Line:
         return self._track.group
 
     @property
-    def _wire(self) -> ProcessGroupWire:
-        if self._made_by is not None:
-            return self._made_by
-        assert isinstance(self, ProcessGroupWire), "others are made by one"
-        return self
-
-    @property
     def gives_up_s(self) -> float:
         """Seconds after which a call fails if another rank does not come: the group's timeout."""
         timeout = timeout_of(self._group)
@@ -142,22 +134,6 @@ class _Line:
     def start_sum(self, tensor: torch.Tensor, name: str) -> Call:
         """Sum a tensor over all ranks, in place."""
         return self._start(Call(name, lambda: tensor), lambda: [self._sum(tensor)])
-
-    def start_sums(self, tensors: list[torch.Tensor], name: str) -> Call:
-        """Sum each of these tensors over all ranks: tensors of one type and device travel as one."""
-        alike: dict[object, list[int]] = {}
-        for number, tensor in enumerate(tensors):
-            alike.setdefault((tensor.dtype, tensor.device), []).append(number)
-        packed = [torch.cat([tensors[n].detach().reshape(-1) for n in numbers]) for numbers in alike.values()]
-
-        def unpacked() -> list[torch.Tensor]:
-            sums: dict[int, torch.Tensor] = {}
-            for numbers, flat in zip(alike.values(), packed, strict=True):
-                parts = torch.split(flat, [tensors[n].numel() for n in numbers])
-                sums |= {n: part.view(tensors[n].shape) for n, part in zip(numbers, parts, strict=True)}
-            return [sums[n] for n in range(len(tensors))]
-
-        return self._start(Call(name, unpacked), lambda: [self._sum(flat) for flat in packed])
 
     def start_gather(self, rows: torch.Tensor, name: str) -> Call:
         """Lay the rows of all ranks end to end."""
@@ -227,7 +203,8 @@ class _Line:
 
     def line(self) -> _Line:
         """Return a line beside this one."""
-        return self._wire.line()
+        assert self._made_by is not None, "else this is the wire, which makes lines itself"
+        return self._made_by.line()
 
     def _start(self, call: Call, begin: Callable[[], list[Any]]) -> Call:
         with _peers_may_be_lost(call.name):

@@ -137,23 +137,6 @@ def a_hook_that_comes_late() -> str:
     return said
 
 
-def before_the_third_step(
-    kind: Callable[[], torch.nn.Module], prepare: Callable[[torch.nn.Module, int], object] = lambda net, round: None
-) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-    """Two rounds, and of a third one the backward pass."""
-    net, balance = made(kind), LoadBalance("bsp", global_batch=2 * SAMPLES)
-    optimizer = DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=1e-3), balance, net.named_parameters())
-    for round in range(3):
-        prepare(net, round)
-        x, y = mine(round)
-        balance.batch(len(x))
-        optimizer.zero_grad()
-        functional.mse_loss(net(x), y).backward()
-        if round < 2:
-            optimizer.step()
-    return net, optimizer
-
-
 def kept(parameters: list[torch.nn.Parameter], gradients: list[torch.Tensor], round: int) -> None:
     """And written into between rounds, which no later round reads."""
     for gradient in gradients:
@@ -189,34 +172,6 @@ def gradients_that_are_kept(use: Callable[[list[torch.nn.Parameter], list[torch.
         step(oracle, plain, *everybodys(round))
         gradients = [p.grad for p in parameters if p.grad is not None]
     return difference(net, oracle)
-
-
-def frozen_while_its_gradient_waits() -> str:
-    net, balance = made(), LoadBalance("bsp", global_batch=2 * SAMPLES)
-    optimizer = DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=1e-3), balance, net.named_parameters())
-    balance.batch(len(mine(0)[0]))
-    functional.mse_loss(net(mine(0)[0]), mine(0)[1]).backward()
-    net.first.weight.requires_grad_(False)
-    return refused(optimizer.step)
-
-
-class Branches(torch.nn.Module):
-    """A layer that is used, and one that is not."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.used = torch.nn.Linear(4, 30)
-        self.spare = torch.nn.Linear(125, 1, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.used(x.mean((-1, -2))).sum(1, keepdim=True)
-
-
-def frozen_again() -> str:
-    """Trained once, frozen, thawed for a backward pass alone: nobody else knows of its gradient."""
-    net, optimizer = before_the_third_step(Branches, lambda net, round: net.used.weight.requires_grad_(round != 1))
-    net.used.weight.requires_grad_(False)
-    return refused(optimizer.step)
 
 
 def parts_that_freeze_and_thaw() -> float:
@@ -307,14 +262,12 @@ def main() -> None:
             "compression": compression_that_differs(),
             "late": a_hook_that_comes_late(),
             "kept": {use.__name__: gradients_that_are_kept(use) for use in (kept, put_back, put_crosswise)},
-            "frozen again": frozen_again(),
             "thawed": parts_that_freeze_and_thaw(),
             "collectives": {
                 "even": collectives(BSP()),
                 "uneven": collectives(Uneven()),
                 "in micro-batches": collectives(StaticAllocation([3, 5])),
             },
-            "frozen": frozen_while_its_gradient_waits(),
         }
     )
 

@@ -30,14 +30,6 @@ def sums() -> dict[str, Any]:
     return outcome
 
 
-def several_sums() -> list[Any]:
-    """New tensors, of different shapes and types in one call."""
-    wire = wire_here()
-    mine = [torch.full((2,), 1.0 + wire.rank), torch.tensor(wire.rank), torch.zeros(0), torch.ones(1, 2)]
-    found = wire.result(wire.start_sums(mine, "sums"))
-    return [mine[0].tolist(), [each.tolist() for each in found]]
-
-
 def gathers() -> list[Any]:
     """Under one name: more rows, fewer, none on some ranks, none at all, and more again than ever."""
     wire, outcome = wire_here(), []
@@ -158,7 +150,7 @@ def parameters_in_bfloat16() -> list[Any]:
 
 
 CASES = [
-    kind, sums, several_sums, gathers, gathers_of_all_types, exchanges, broadcasts, objects, lines,
+    kind, sums, gathers, gathers_of_all_types, exchanges, broadcasts, objects, lines,
     lines_are_used_again, a_group_of_some, parameters_in_bfloat16,
 ]  # fmt: skip
 

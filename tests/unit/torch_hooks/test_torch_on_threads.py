@@ -453,23 +453,3 @@ def test_a_subclass_steps_on_a_rank_without_data_too():
         return optimizer.steps
 
     assert run_on_threads(rank, 2) == [4, 4]
-
-
-@pytest.mark.parametrize("alone", [False, True])
-def test_a_compressor_sees_the_shapes_of_gradients(alone, monkeypatch):
-    if alone:
-        monkeypatch.setattr("torch_hooks.gradients.bundles._ALONE", 8)
-    shapes = set()
-
-    class Compressor:
-        @staticmethod
-        def compress(gradient):
-            shapes.add(tuple(gradient.shape))
-            return gradient, None
-
-        @staticmethod
-        def decompress(sent, context):
-            return sent
-
-    run_on_threads(lambda rank: train(dense(), LoadBalance("bsp", global_batch=BATCH), compression=Compressor), 2)
-    assert shapes == {(4, 3), (4,), (1, 4), (1,)}

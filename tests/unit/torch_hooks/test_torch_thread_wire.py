@@ -26,16 +26,6 @@ def test_a_sum_is_in_place_and_in_order_of_rank_and_raises_no_version():
         assert version == 0
 
 
-def test_several_sums_are_new_tensors():
-    def case(rank):
-        mine = [torch.full((2,), rank + 1), torch.tensor(float(rank))]
-        sums = wire_here().result(wire_here().start_sums(mine, "sums"))
-        sums[0].add_(rank)
-        return mine[0].tolist(), [s.tolist() for s in sums]
-
-    assert run_on_threads(case, ranks=2) == [([1, 1], [[3, 3], 1.0]), ([2, 2], [[4, 4], 1.0])]
-
-
 def test_rows_are_laid_end_to_end_however_many_a_rank_has():
     def case(rank):
         wire = wire_here()
