@@ -880,5 +880,6 @@ def test_a_scripted_model_has_no_hooks():
         model(torch.ones(2, 3)).sum().backward()
         for handle in handles:
             handle.remove()
+        del model  # with its group alive: the last to let go of a group waits for its thread, which may want the GIL
     finally:
         torch.distributed.destroy_process_group()
