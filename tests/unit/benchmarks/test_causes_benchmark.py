@@ -31,21 +31,6 @@ def test_the_network_is_all_ranks_cause_and_a_clean_run_has_none():
     assert not outcome(benchmark.CLEAN, 0, "unknown", "").right
 
 
-def test_a_verdict_that_names_another_cause_is_a_miss_and_one_that_alarms_in_a_clean_run_an_alarm():
-    work = outcome("work", 1, "", "slower")
-    assert replace(work, verdict="slow").right
-    assert not replace(work, verdict="transfer", why=()).right
-    assert not replace(work, why=("network",)).right
-    assert not replace(work, why=("slower", "input")).right
-    clean = outcome(benchmark.CLEAN, 0, "", "")
-    assert clean.right
-    assert not replace(clean, verdict="transfer").right
-    text, met = benchmark.table([replace(clean, verdict="transfer"), *[work] * 20], {})
-    assert "alarms in 1 of 1 clean runs" in text
-    assert not met
-    assert "| late: slower | yes |" in text
-
-
 @pytest.mark.parametrize(("wrong", "alarms", "met"), [(0, 0, True), (1, 0, True), (2, 0, False), (0, 1, False)])
 def test_the_target_is_nineteen_of_twenty_and_no_alarm(wrong, alarms, met):
     known = [outcome("work", 1, "", "slower")] * (20 - wrong) + [outcome("work", 1, "", "unknown")] * wrong
@@ -57,7 +42,3 @@ def test_the_target_is_nineteen_of_twenty_and_no_alarm(wrong, alarms, met):
     assert f"alarms in {alarms} of 10 clean runs" in text
     assert "Skipped: network, because there is no tc." in text
     assert ("missed" in text) != met
-
-
-def test_without_a_run_nothing_is_met():
-    assert not benchmark.table([], {})[1]

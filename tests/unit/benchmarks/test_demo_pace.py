@@ -55,14 +55,3 @@ def test_waiting_for_a_shared_core_counts_as_slowness(slept):
     steps = [((1.5, 1.0), (2.5, 2.0))] * 50  # 3 s of work and 1 s of waiting in each
     total_s = sum(slept(2.0, steps)) + 4.0 * len(steps)
     assert total_s == pytest.approx(2.0 * 3.0 * len(steps), rel=0.01)
-
-
-def test_a_long_wait_is_no_credit_for_later(slept):
-    calm = ((1.0, 1.0), (1.0, 1.0))
-    after = slept(2.0, [calm, calm, ((100.0, 1.0), (1.0, 1.0)), *[calm] * 4])
-    assert after[2] == 0.0
-    assert after[-2:] == pytest.approx([2.0, 2.0])
-
-
-def test_a_rank_at_full_speed_never_sleeps(slept):
-    assert slept(1.0, [((2.0, 1.0), (2.0, 1.0))] * 3) == [0.0, 0.0, 0.0]

@@ -34,16 +34,3 @@ def test_a_worker_that_begins_late_meets_the_others_at_the_same_moments(alibaba,
     cluster, rounds = alibaba.cluster(job(tmp_path / "job.csv", records))
     assert rounds == 4
     assert seconds(cluster) == [[100, 300, 100, 100]] * 3
-
-
-def test_stamps_of_some_workers_alone_are_no_rounds_and_the_first_of_two_records_counts(alibaba, tmp_path):
-    """Last records have stamps of their own; order of lines does not matter."""
-    records = [(0, 11, 120), (0, 1, 100), (0, 15, 900), (1, 1, 200), (1, 11, 220), (1, 11, 900), (1, 14, 900)]
-    cluster, rounds = alibaba.cluster(job(tmp_path / "job.csv", records))
-    assert rounds == 2
-    assert seconds(cluster) == [[100, 120], [200, 220]]
-
-
-def test_a_job_whose_workers_share_no_moment_is_refused(alibaba, tmp_path):
-    with pytest.raises(ValueError, match="2 workers"):
-        alibaba.cluster(job(tmp_path / "job.csv", [(0, 1, 100), (1, 2, 100)]))

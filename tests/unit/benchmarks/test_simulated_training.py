@@ -6,21 +6,16 @@ import numpy as np
 import pytest
 from script_modules import load
 
-from hvd_hetero.policies import BSP, LBBSP, ElasticBSP, NonBlocking, SelfAdaptive
+from hvd_hetero.policies import BSP, LBBSP, NonBlocking, SelfAdaptive
 from hvd_hetero.rounds import RoundPlan
 from hvd_hetero.tools.simulation import (
-    Availability,
     Cluster,
-    Compute,
-    Exponential,
-    Network,
     Options,
     RoundSimulation,
-    Worker,
 )
 from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
-from hvd_hetero.topology import complete, from_edges, matcha
-from hvd_hetero.topology.mixing import MatchaMixing, NeighbourMixing, resolve_mixing
+from hvd_hetero.topology import complete, matcha
+from hvd_hetero.topology.mixing import MatchaMixing, NeighbourMixing
 
 _learners, _problems, _server = (load(name, "benchmarks/papers") for name in ("_learners", "_problems", "_server"))
 AllreduceLearner, LocalLearner = _learners.AllreduceLearner, _learners.LocalLearner
@@ -44,12 +39,6 @@ def test_gradients_are_the_slopes_of_the_loss(problem, data):
     for _ in range(10):
         step = 1e-6 * rng.normal(size=at.shape)
         assert (made.loss(at + step) - made.loss(at - step)) / 2 == pytest.approx(gradient @ step, rel=1e-4)
-
-
-def test_the_digits_are_all_there_once(data):
-    """1,797 in two parts."""
-    assert len(data.train_y) + len(data.test_y) == 1797
-    assert np.bincount(data.train_y, minlength=10).min() > 100
 
 
 def train(policy, problem, rounds=40, **how):
@@ -91,60 +80,6 @@ def test_the_papers_scaling_weighs_twice(data):
     assert learner.parameters == pytest.approx(start - step)
 
 
-def test_neighbours_who_all_average_are_an_allreduce(data):
-    """Mixing with the mean over everybody, whatever each has done."""
-    problem = SmallNetwork(data)
-    plan = RoundPlan((8, 8, 8), (4, 4, 4), "first")
-    everybody = NeighboursLearner(problem, 0.3, NeighbourMixing(complete(3)), seed=1)
-    one = AllreduceLearner(problem, 0.3, seed=1)
-    rng = np.random.default_rng(0)
-    for _ in range(5):
-        done = rng.integers(1, 5, 3)
-        samples = [rng.integers(0, problem.samples, 2 * k) for k in done]
-        everybody.update(plan, samples, done)
-        one.update(plan, samples, done)
-        # The models differ by their own steps until the next mixing; their mean is the one model only to first order,
-        # so let them agree.
-        everybody._models[:] = everybody.parameters
-        assert everybody.parameters == pytest.approx(one.parameters, abs=1e-12)
-
-
-@pytest.mark.parametrize("sync", ["d-psgd", "matcha", MatchaMixing(matcha(complete(6), 0.2))])
-def test_neighbours_learn_and_come_together(sync, data):
-    """On a ring of six, and with a fifth of all pairs, the loss falls and the models stay near their mean."""
-    problem = SoftmaxRegression(data)
-    learner = learner_for(BSP(), problem, 0.5, mixing=resolve_mixing(sync, 6))
-    RoundSimulation(
-        Cluster.of_speeds([100.0] * 6),
-        BSP(),
-        96,
-        options=Options(sync=sync),
-        data=WholeRounds(problem.samples, shuffle=True),
-        learner=learner,
-    ).run(150)
-    assert isinstance(learner, NeighboursLearner)
-    assert learner.loss < 0.5
-    mean = learner.parameters
-    assert np.linalg.norm(learner._models - mean, axis=1).max() < 0.2 * np.linalg.norm(mean)
-
-
-def test_weights_leave_room_for_curvature(data):
-    """A star, whose hub has up to eight partners in a round. With weights that make rho least, the loss stays above."""
-    star = from_edges([(0, i) for i in range(1, 9)])
-    mixing = MatchaMixing(matcha(star, 0.5))
-    problem = SmallNetwork(data)
-    learner = learner_for(BSP(), problem, 0.6, mixing=mixing)
-    RoundSimulation(
-        Cluster.of_speeds([100.0] * 9),
-        BSP(),
-        72,
-        options=Options(sync=mixing),
-        data=WholeRounds(problem.samples, shuffle=True),
-        learner=learner,
-    ).run(200)
-    assert learner.loss < 0.2
-
-
 def test_local_steps_then_the_average(data):
     """Two ranks, two steps and one: each by hand, averaged by samples."""
     problem = SoftmaxRegression(data)
@@ -156,11 +91,6 @@ def test_local_steps_then_the_average(data):
         first = first - 0.5 * problem.gradient(first, batch)
     second = problem.start(0) - 0.5 * problem.gradient(problem.start(0), samples[1])
     assert learner.parameters == pytest.approx(2 / 3 * first + 1 / 3 * second)
-
-
-def test_elastic_with_local_updates_takes_the_local_rule(data):
-    assert isinstance(learner_for(ElasticBSP(updates="local"), SoftmaxRegression(data), 0.1), LocalLearner)
-    assert learner_for(NonBlocking(4, scaling="n/N"), SoftmaxRegression(data), 0.1).weighs_twice
 
 
 UNEQUAL = Cluster.of_speeds([100.0, 200.0, 400.0])
@@ -188,27 +118,6 @@ def test_ssp_keeps_its_bound_and_is_as_slow_as_the_slowest(bound):
     assert result.rate(300) == pytest.approx(300.0, rel=0.02)
     # Idle: 1/2 of the middle worker's time and 3/4 of the fastest's.
     assert result.waiting_share(300) == pytest.approx((0.5 + 0.75) / 3, abs=0.02)
-
-
-def test_one_worker_with_a_server_is_plain_sgd(data):
-    """Nothing is stale."""
-    problem = SoftmaxRegression(data)
-    model = ServerModel(problem, 0.5)
-    machines = Cluster.of_speeds([100.0])
-    simulation = ServerSimulation(
-        machines, Scheme("asp"), 84, data=WholeRounds(problem.samples, shuffle=True, seed=3), model=model
-    )
-    simulation.run(40)
-    assert set(simulation.staleness) == {0}
-    assert model.parameters == pytest.approx(train(BSP(), problem).parameters, abs=1e-12)
-
-
-def test_staleness_of_equal_workers_is_the_number_of_the_others():
-    """Random times, as long as they are alike: n - 1 in the mean."""
-    workers = tuple(Worker(Compute.at_speed(100.0), variation=(Exponential(),)) for _ in range(8))
-    simulation = ServerSimulation(Cluster(workers), Scheme("asp"), 20)
-    simulation.run(8000)
-    assert np.mean(simulation.staleness) == pytest.approx(7.0, rel=0.02)
 
 
 def test_all_pushes_of_one_clock_count_as_their_mean(data):
@@ -243,28 +152,6 @@ def test_stale_gradients_are_those_of_the_parameters_that_were_pulled(data):
     at = at - 0.1 * problem.gradient(start, batches[0])
     at = at - 0.1 * problem.gradient(fast, batches[4])
     assert model.parameters == pytest.approx(at, abs=1e-12)
-
-
-def test_pushes_queue_at_the_server():
-    """Four workers of no computing to speak of: as fast as the server's link, one message a tenth of a second."""
-    workers = tuple(Worker(Compute.at_speed(1e6)) for _ in range(4))
-    machines = Cluster(workers, Network("server", message_bytes=10.0, server_bandwidth=100.0))
-    result = ServerSimulation(machines, Scheme("asp"), 10).run(400)
-    assert sum(result.elapsed_s) == pytest.approx(40.0, rel=0.01)
-
-
-def test_time_of_a_batch_is_that_of_rounds():
-    """One worker with a changing share: the server's time is BSP's."""
-    worker = Worker(Compute.at_speed(100.0, 0.01), Availability((0.0, 2.0), (1.0, 0.3), 5.0), (Exponential(),))
-    by_server = ServerSimulation(Cluster((worker,), seed=3), Scheme("asp"), 50).run(60)
-    by_rounds = RoundSimulation(Cluster((worker,), seed=3), BSP(), 50).run(60)
-    assert by_server.elapsed_s == pytest.approx(by_rounds.elapsed_s)
-
-
-@pytest.mark.parametrize(("name", "bound"), [("ssp", -1.0), ("ssp", float("inf")), ("asp", 3.0), ("bsp", 1.0)])
-def test_impossible_schemes_are_refused(name, bound):
-    with pytest.raises(ValueError, match=r"bound|name"):
-        Scheme(name, bound)
 
 
 @pytest.mark.parametrize("mixing", [NeighbourMixing(complete(3)), MatchaMixing(matcha(complete(3), 0.5), seed=4)])

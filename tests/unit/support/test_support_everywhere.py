@@ -25,24 +25,6 @@ def test_all_are_waited_for_and_the_code_is_that_of_the_first_failure(command, c
     assert job.returncode == code
 
 
-class StruckAtStart(subprocess.Popen):
-    """Its starter gets a signal when it runs, and before the starter knows of it."""
-
-    def __init__(self, *args, **options):
-        super().__init__(*args, **options)
-        signal.raise_signal(signal.SIGTERM)
-
-
-def test_a_signal_that_comes_while_they_start_is_passed_on_to_the_one_that_starts(monkeypatch):
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    monkeypatch.setattr(everywhere.subprocess, "Popen", StruckAtStart)
-    try:
-        assert everywhere.main([["/usr/bin/env"]] * 2, "NUMBER", ["sleep", "30"]) == 128 + signal.SIGTERM
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def test_a_signal_is_passed_on_to_all_and_ends_the_job():
     with on_two("echo ready; exec sleep 60") as job:
         assert [job.stdout.readline() for _ in range(2)] == ["ready\n"] * 2

@@ -52,24 +52,6 @@ def test_an_agent_ends_with_a_job_that_hangs(run, monkeypatch):
     assert ended(int(caught.value.result.launcher_output.split()[2]))
 
 
-def test_without_a_process_that_has_imported_an_agent_is_a_process_of_its_own(tmp_path):
-    (tmp_path / "agent.py").write_text(AGENT)
-    (tmp_path / "job.py").write_text("print('here')")
-    starter = [sys.executable, rank.__file__, rank.AGENT, str(tmp_path / "agent.py")]
-    result = launch(tmp_path / "job.py", 1, starter=starter)
-    assert result.launcher_output.startswith("False ")
-    assert result.stdout == ("here\n",)
-
-
-def test_a_forked_rank_ends_after_its_threads_and_exit_handlers(run):
-    text = """
-import atexit, threading
-atexit.register(print, "handled")
-threading.Thread(target=lambda: print(time.sleep(0.2) or "done")).start()
-"""
-    assert run(text).stdout == ("done\nhandled\n",)
-
-
 @pytest.mark.parametrize(
     ("end", "code", "said"),
     [("sys.exit(7)", 7, ""), ("sys.exit('no data')", 1, "no data\n"), ("raise KeyError(3)", 1, "KeyError: 3\n")],
@@ -80,8 +62,3 @@ def test_a_forked_rank_ends_with_the_code_that_its_interpreter_would_end_with(ru
     assert str(caught.value).splitlines()[0].endswith(f"horovodrun exited with {code}")
     assert caught.value.result.stdout == ("here\n",)
     assert caught.value.result.stderr[0].endswith(said)
-
-
-@pytest.mark.parametrize("end", ["sys.exit()", "sys.exit(0)", "pass"])
-def test_a_forked_rank_ends_well(run, end):
-    assert run(end).reports == (None,)

@@ -70,17 +70,3 @@ def test_each_file_of_distributed_tests_runs_once_as_a_whole_or_in_two_halves(mo
     files = (run_tests.ROOT / "tests/distributed").glob("test_*.py")
     assert sorted(ran) == sorted(str(file.relative_to(run_tests.ROOT)) for file in files)
     assert {tuple(sorted(parts)) for parts in ran.values()} == {("",), ("keras", "not keras")}
-
-
-def test_each_file_of_unit_tests_runs_once(monkeypatch):
-    ran, left_out = [], []
-
-    def pytest(paths, only):
-        ran.extend(path for path in paths if path.startswith("tests"))
-        left_out.extend(path.removeprefix("--ignore=") for path in paths if path.startswith("--ignore="))
-        return run_tests.Count(passed=1)
-
-    monkeypatch.setattr(run_tests, "pytest", pytest)
-    run_tests.unit("")
-    assert all((run_tests.ROOT / path).exists() for path in ran)
-    assert sorted(ran) == sorted(["tests/unit", *left_out]), "what the others leave out has a process of its own"

@@ -36,24 +36,6 @@ def test_a_step_takes_the_modelled_time_whatever_part_of_it_is_real_work(batch, 
     assert device.late_s == 0.0
 
 
-def test_work_that_outlasts_the_model_is_not_shortened_but_told():
-    world = World()
-    device = played(world)
-    with device.step(4):
-        world.work(4.75)
-    assert device.late_s == pytest.approx(0.75)
-    assert world.now_s == pytest.approx(54.75)
-
-
-def test_a_device_that_slows_down_takes_that_many_times_as_long():
-    world = World()
-    device = played(world)
-    device.factor = 3.0
-    with device.step(6):
-        pass
-    assert world.now_s == pytest.approx(65.0)
-
-
 def test_a_batch_beyond_the_memory_raises_the_given_error_before_any_work():
     class OutOfMemoryError(RuntimeError):
         pass
@@ -66,26 +48,6 @@ def test_a_batch_beyond_the_memory_raises_the_given_error_before_any_work():
     with device.step(7):
         pass
     assert device.gamma.out_of_memory == 7
-
-
-def test_by_default_it_is_a_memory_error():
-    with pytest.raises(MemoryError):
-        DeviceModel(1.0, 0.0, out_of_memory=1).allocate(2)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((0.0, 1.0), "slope_s"),
-        ((1.0, -2.0), r"a batch .*time"),
-        ((1.0, 1.0, 0), "saturation and out_of_memory"),
-        ((1.0, 1.0, float("nan")), "saturation and out_of_memory"),
-        ((1.0, 1.0, 1, 0), "saturation and out_of_memory"),
-    ],
-)
-def test_a_device_that_cannot_be_is_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        DeviceModel(*arguments)
 
 
 def test_a_queued_step_takes_no_time_of_the_host_until_it_asks_for_the_result():

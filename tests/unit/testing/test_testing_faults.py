@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -60,12 +58,6 @@ def test_a_slow_rank_stays_slow_until_told_otherwise(job):
     assert [row[2] for row in job.rounds(6)] == [10.0, 10.0, 30.0, 30.0, 10.0, 10.0]
 
 
-def test_slowness_is_the_process_s_and_stays_when_ranks_are_numbered_anew(job):
-    job.faults.slow(rank=1, at=0, factor=2)
-    assert job.rounds(1, rank=1)[0][2] == 20.0
-    assert job.rounds(1, rank=0)[0][2] == 20.0
-
-
 def test_a_fault_strikes_once_although_its_round_is_repeated(job):
     job.faults.slow(rank=0, at=0, factor=2).slow(rank=0, at=1, factor=1)
     assert [row[2] for row in job.rounds(2)] == [20.0, 10.0]
@@ -81,12 +73,6 @@ def test_a_lie_goes_into_the_report_for_as_many_rounds_as_asked(job):
     assert math.isnan(told[4])
 
 
-def test_other_ranks_and_other_rounds_are_left_alone(job):
-    job.faults.kill(rank=1, at=0).kill(rank=0, at=7).freeze(rank=0, at=9, seconds=50)
-    assert len(job.rounds(5)) == 5
-    assert job.faults.happened() == []
-
-
 def test_a_join_adds_a_host_of_this_machine(job, monkeypatch):
     hosts = job.directory / "hosts"
     Elastic().options(job.directory, 2)
@@ -95,20 +81,6 @@ def test_a_join_adds_a_host_of_this_machine(job, monkeypatch):
     job.rounds(3)
     assert hosts.read_text().splitlines() == ["127.0.0.1:1", "127.0.0.01:1", "127.0.0.001:1"]
     assert add_host(hosts) == host_name(3)
-
-
-def test_a_job_may_lose_and_gain_a_hundred_hosts():
-    names = [host_name(number) for number in range(101)]
-    assert len(set(names)) == 101
-    assert {socket.gethostbyname(name) for name in names} == {"127.0.0.1"}
-    assert [len(name) for name in names] == list(range(9, 110)), "by which some jobs number them"
-
-
-def test_a_join_outside_an_elastic_launch_says_what_is_missing(job, monkeypatch):
-    monkeypatch.delenv(HOSTS, raising=False)
-    job.faults.join(at=0)
-    with pytest.raises(ValueError, match="elastic=Elastic"):
-        job.rounds(1)
 
 
 SCRIPT = """
@@ -151,19 +123,3 @@ def test_a_frozen_process_stands_still_for_so_long_and_goes_on(tmp_path):
     assert code == 0
     assert float(lines[3].split()[1]) >= 0.4
     assert len(lines) == 6
-
-
-def test_wrong_orders_are_refused(tmp_path, monkeypatch):
-    for order in ({"rank": -1, "at": 0}, {"rank": 0, "at": -1}):
-        with pytest.raises(ValueError, match="rank and at"):
-            Faults(tmp_path).kill(**order)
-    with pytest.raises(ValueError, match=r"factor.* 0\b"):
-        Faults(tmp_path).slow(0, 0, 0)
-    with pytest.raises(ValueError, match="seconds"):
-        Faults(tmp_path).freeze(0, 0, -1)
-    with pytest.raises(ValueError, match=r"least.* 2 ranks"):
-        Elastic(least=3).options(tmp_path, 2)
-    monkeypatch.delenv("HVD_HETERO_RUN_DIR", raising=False)
-    with pytest.raises(ValueError, match="directory"):
-        Faults().kill(0, 0).happened()
-    assert os.listdir(tmp_path) == []

@@ -2,9 +2,7 @@
 
 import json
 import os
-import signal
 import socket
-import subprocess
 import sys
 import textwrap
 from contextlib import ExitStack
@@ -17,8 +15,8 @@ from clocks import JumpingClock
 from pids import ended
 from support.preload import Preloaded
 
-from hvd_hetero.testing import HangError, LaunchError, RankError, launch, report
-from hvd_hetero.testing.processes import end_job, stacks
+from hvd_hetero.testing import HangError, RankError, launch, report
+from hvd_hetero.testing.processes import stacks
 from hvd_hetero.testing.rank import RUN_DIR
 
 HOROVODRUN = """
@@ -95,12 +93,6 @@ def test_hosts_are_named_unless_a_discovery_script_finds_them(run):
     assert "options: -np 2 --gloo --network-interface lo --host-discovery-script hosts.sh" in elastic
 
 
-def test_a_module_runs_like_a_script(run, tmp_path):
-    (tmp_path / "some_job.py").write_text("import sys; print(__name__, sys.argv[1:])")
-    result = run("", 1, "x", target="some_job", env={"PYTHONPATH": str(tmp_path)})
-    assert result.stdout == ("__main__ ['x']\n",)
-
-
 def test_lines_are_handed_over_while_the_job_runs(run):
     """The job ends only once the test has seen its first line, so a line that comes at the end comes too late."""
     seen = []
@@ -124,14 +116,6 @@ def test_lines_are_handed_over_while_the_job_runs(run):
         timeout_s=20,
     )
     assert [line.split()[0] for _, line in seen] == ["go"]
-
-
-def test_a_rank_that_fails_is_named_with_its_code_and_the_end_of_its_error_output(run):
-    with pytest.raises(RankError) as caught:
-        run("if rank: print(*range(200), sep='\\n', file=sys.stderr); sys.exit(3)")
-    assert caught.value.exit_codes == {1: 3}
-    assert "job.py on 2 ranks: failed; rank 1 exited with 3" in str(caught.value)
-    assert "rank 1, standard error (last 100 of 200 lines):\n100\n" in str(caught.value)
 
 
 def test_a_failure_names_what_each_rank_raised_and_ends_with_the_first_to_fail(run):
@@ -160,12 +144,6 @@ def test_a_failure_names_what_each_rank_raised_and_ends_with_the_first_to_fail(r
     assert rest.count("in lost\n") == 2
     assert message.endswith("File thread 249")
     assert max(map(len, rest.splitlines())) < 500
-
-
-def test_a_rank_that_a_signal_ended_is_named_with_the_signal(run):
-    with pytest.raises(RankError, match=r"rank 0.*SIGKILL") as caught:
-        run("if not rank: os.kill(os.getpid(), signal.SIGKILL)")
-    assert caught.value.exit_codes == {0: -signal.SIGKILL}
 
 
 def test_a_crash_among_many_threads_is_told_from_its_first_line_on(run):
@@ -225,6 +203,69 @@ def test_a_job_that_hangs_is_ended_with_all_threads_of_all_living_ranks_in_the_m
     assert ended(*pids)
 
 
+def test_a_caller_that_raises_takes_the_job_with_it(run, tmp_path):
+    """An exception in on_line stands for any, KeyboardInterrupt among them."""
+    pids = []
+
+    def on_line(rank, line):
+        pids.append(int(line))
+        raise KeyError("the caller's own")
+
+    with pytest.raises(KeyError, match="the caller's own"):
+        run("print(os.getpid()); time.sleep(1000)", 1, on_line=on_line, timeout_s=20)
+    assert ended(pids[0])
+
+
+@pytest.mark.parametrize("run", ["forked ranks"], indirect=True)
+def test_forked_ranks_begin_with_the_imports_done_and_are_processes_of_their_own(run):
+    told = "from hvd_hetero.testing import report; report([imported, os.getpid(), os.getppid()])"
+    first, second = run(f"imported = 'numpy' in sys.modules\n{told}").reports
+    assert first[0]
+    assert first[1] != second[1]
+    assert first[2] == second[2], "the process that has imported"
+    assert psutil.Process(first[2]).cmdline()[-1] == "numpy"
+
+
+@pytest.mark.parametrize("run", ["forked ranks"], indirect=True)
+def test_a_request_that_is_half_made_costs_no_other_rank(run, tmp_path):
+    """Somebody who asks for nothing, for what is no request, or not to the end, while others ask for their ranks."""
+    (tmp_path / "hurried.py").write_text("from support import preload; preload._REQUEST_S = 0.2")
+    hurried = Preloaded("hurried", env={"PYTHONPATH": str(tmp_path)})
+    with hurried, ExitStack() as stack:
+        for text in (b"", b"\n", b'{"arguments": [\n', b"\xff\n", b'{"arguments"'):
+            asks = stack.enter_context(socket.socket(socket.AF_UNIX))
+            asks.connect(hurried.address)
+            asks.sendall(text)
+            if not text:
+                asks.shutdown(socket.SHUT_WR)
+        assert run("print('here')", env=hurried.variables).stdout == ("here\n", "here\n")
+
+
+def test_a_python_without_horovod_is_told_how_to_get_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(FileNotFoundError, match="hvd-hetero build-horovod"):
+        launch("module", 1, python=str(tmp_path / "python"))
+
+
+def test_a_report_is_plain_json_with_arrays_as_lists_and_the_last_one_counts(tmp_path, monkeypatch):
+    monkeypatch.setenv(RUN_DIR, str(tmp_path))
+    monkeypatch.setenv("HOROVOD_RANK", "3")
+    report("first")
+    report({"x": np.arange(3), "y": np.float32(0.5)})
+    (file,) = tmp_path.iterdir()
+    assert file.name == f"3.{os.getpid()}.report"
+    assert json.loads(file.read_text()) == {"x": [0, 1, 2], "y": 0.5}
+    with pytest.raises(TypeError, match="object"):
+        report(object())
+    assert json.loads(file.read_text()) == {"x": [0, 1, 2], "y": 0.5}  # what cannot be reported spoils nothing
+
+
+def test_a_module_runs_like_a_script(run, tmp_path):
+    (tmp_path / "some_job.py").write_text("import sys; print(__name__, sys.argv[1:])")
+    result = run("", 1, "x", target="some_job", env={"PYTHONPATH": str(tmp_path)})
+    assert result.stdout == ("__main__ ['x']\n",)
+
+
 def test_a_rank_that_has_ended_or_cannot_answer_is_said_so(run, monkeypatch):
     """Rank 0 is stopped, as a debugger would; rank 1 has ended before rank 0 says so."""
     clock = JumpingClock()
@@ -257,137 +298,3 @@ def test_a_rank_that_has_ended_or_cannot_answer_is_said_so(run, monkeypatch):
         )
     assert "gave no answer" in caught.value.stacks[0]
     assert "rank 1: no process; it ended, or never started" in str(caught.value)
-
-
-def test_a_caller_that_raises_takes_the_job_with_it(run, tmp_path):
-    """An exception in on_line stands for any, KeyboardInterrupt among them."""
-    pids = []
-
-    def on_line(rank, line):
-        pids.append(int(line))
-        raise KeyError("the caller's own")
-
-    with pytest.raises(KeyError, match="the caller's own"):
-        run("print(os.getpid()); time.sleep(1000)", 1, on_line=on_line, timeout_s=20)
-    assert ended(pids[0])
-
-
-@pytest.mark.parametrize("threads", [0, 4])
-def test_a_process_has_not_ended_while_its_memory_is_given_back(tmp_path, threads):
-    """It has no environment then, by which the job's processes are told from others, but still its sockets.
-
-    With threads it is a zombie from the end of its main thread on, and the last of them gives the memory back.
-    """
-    large = f"""
-import threading, time
-for _ in range({threads}):
-    threading.Thread(target=time.sleep, args=(100,)).start()
-memory = bytearray(b"1") * (1 << 29)
-print(flush=True)
-time.sleep(100)
-"""
-    environment = dict(os.environ) | {RUN_DIR: str(tmp_path)}
-    with (
-        subprocess.Popen(["sleep", "100"]) as root,
-        subprocess.Popen([sys.executable, "-c", large], env=environment, stdout=subprocess.PIPE) as member,
-    ):
-        member.stdout.readline()
-        assert end_job(tmp_path, root.pid) == []
-        assert psutil.Process(member.pid).status() == psutil.STATUS_ZOMBIE
-        assert os.listdir(f"/proc/{member.pid}/task") == [str(member.pid)]
-
-
-@pytest.mark.parametrize("run", ["forked ranks"], indirect=True)
-def test_forked_ranks_begin_with_the_imports_done_and_are_processes_of_their_own(run):
-    told = "from hvd_hetero.testing import report; report([imported, os.getpid(), os.getppid()])"
-    first, second = run(f"imported = 'numpy' in sys.modules\n{told}").reports
-    assert first[0]
-    assert first[1] != second[1]
-    assert first[2] == second[2], "the process that has imported"
-    assert psutil.Process(first[2]).cmdline()[-1] == "numpy"
-
-
-@pytest.mark.parametrize("run", ["forked ranks"], indirect=True)
-def test_forked_ranks_end_with_the_process_that_has_imported(run):
-    with Preloaded("json") as other, pytest.raises(RankError, match="preloaded"):
-        run("print('here'); time.sleep(1000)", 1, env=other.variables, on_line=lambda *_: other.close(), timeout_s=30)
-
-
-@pytest.mark.parametrize("run", ["forked ranks"], indirect=True)
-def test_a_request_that_is_half_made_costs_no_other_rank(run, tmp_path):
-    """Somebody who asks for nothing, for what is no request, or not to the end, while others ask for their ranks."""
-    (tmp_path / "hurried.py").write_text("from support import preload; preload._REQUEST_S = 0.2")
-    hurried = Preloaded("hurried", env={"PYTHONPATH": str(tmp_path)})
-    with hurried, ExitStack() as stack:
-        for text in (b"", b"\n", b'{"arguments": [\n', b"\xff\n", b'{"arguments"'):
-            asks = stack.enter_context(socket.socket(socket.AF_UNIX))
-            asks.connect(hurried.address)
-            asks.sendall(text)
-            if not text:
-                asks.shutdown(socket.SHUT_WR)
-        assert run("print('here')", env=hurried.variables).stdout == ("here\n", "here\n")
-
-
-@pytest.mark.parametrize("run", ["forked ranks"], indirect=True)
-def test_forked_ranks_draw_different_numbers(run):
-    """Each on its own, as ranks do that have imported NumPy themselves."""
-    draw = "import numpy; from hvd_hetero.testing import report; report(numpy.random.random())"
-    with Preloaded("numpy.random") as other:  # which NumPy itself imports only when it is used
-        first, second = run(draw, env=other.variables).reports
-    assert first != second
-
-
-def test_wrong_arguments_are_refused_before_anything_starts(tmp_path):
-    with pytest.raises(ValueError, match=r"ranks.* 0\b"):
-        launch("module", 0)
-    with pytest.raises(ValueError, match=r"timeout_s.* nan"):
-        launch("module", 1, timeout_s=float("nan"))
-    with pytest.raises(ValueError, match=r"'not/there\.py'"):
-        launch("not/there.py", 1)
-
-
-def test_a_python_without_horovod_is_told_how_to_get_it(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(FileNotFoundError, match="hvd-hetero build-horovod"):
-        launch("module", 1, python=str(tmp_path / "python"))
-
-
-def test_the_errors_are_one_family_that_carries_the_result():
-    assert issubclass(HangError, LaunchError)
-    assert issubclass(RankError, LaunchError)
-
-
-def test_a_report_is_plain_json_with_arrays_as_lists_and_the_last_one_counts(tmp_path, monkeypatch):
-    monkeypatch.setenv(RUN_DIR, str(tmp_path))
-    monkeypatch.setenv("HOROVOD_RANK", "3")
-    report("first")
-    report({"x": np.arange(3), "y": np.float32(0.5)})
-    (file,) = tmp_path.iterdir()
-    assert file.name == f"3.{os.getpid()}.report"
-    assert json.loads(file.read_text()) == {"x": [0, 1, 2], "y": 0.5}
-    with pytest.raises(TypeError, match="object"):
-        report(object())
-    assert json.loads(file.read_text()) == {"x": [0, 1, 2], "y": 0.5}  # what cannot be reported spoils nothing
-
-
-def test_a_report_outside_a_launch_says_what_it_is_for(monkeypatch):
-    monkeypatch.delenv(RUN_DIR, raising=False)
-    with pytest.raises(RuntimeError, match="HVD_HETERO_RUN_DIR"):
-        report(1)
-
-
-def test_torchrun_says_in_a_table_which_rank_failed_and_last_which_was_the_first():
-    table = """
-Failures:
-[1]:
-  time      : 2026-11-25_22:10:18
-  rank      : 1 (local_rank: 1)
-  exitcode  : -15 (pid: 10424)
-------------------------------------------------------------
-Root Cause (first observed failure):
-[0]:
-  rank      : 0 (local_rank: 0)
-  exitcode  : 7 (pid: 10423)
-"""
-    launching = sys.modules[launch.__module__]
-    assert list(launching._exit_codes(table).items()) == [(0, 7), (1, -15)]

@@ -18,50 +18,30 @@ from hvd_hetero.policies import (
 from hvd_hetero.rounds import RoundPlan
 from hvd_hetero.testing.policies import PolicyConformance, run
 
-
-class TestBSP(PolicyConformance):
-    def make(self, workers):
-        return BSP()
-
-
-class TestLBBSP(PolicyConformance):
-    def make(self, workers):
-        return LBBSP()
-
-
-class TestLBBSPWithoutTolerance(PolicyConformance):
-    def make(self, workers):
-        return LBBSP(tolerance=0.0, max_micro_batch=7)
+POLICIES = {
+    "bsp": lambda workers: BSP(),
+    "lb-bsp": lambda workers: LBBSP(),
+    "lb-bsp, without tolerance": lambda workers: LBBSP(tolerance=0.0, max_micro_batch=7),
+    "lb-bsp, on devices": lambda workers: LBBSP(device="gpu"),
+    "static": lambda workers: StaticAllocation([1 + rank for rank in range(workers)]),
+    "self-adaptive": lambda workers: SelfAdaptive(),
+    "non-blocking": lambda workers: NonBlocking(micro_batches=4),
+    "lb-non-blocking": lambda workers: LBNonBlocking(),
+    "elastic-bsp": lambda workers: ElasticBSP(),
+}
 
 
-class TestLBBSPOnDevices(PolicyConformance):
-    def make(self, workers):
-        return LBBSP(device="gpu")
+def suite(make_policy):
+    class Suite(PolicyConformance):
+        def make(self, workers):
+            return make_policy(workers)
+
+    return Suite()
 
 
-class TestStaticAllocation(PolicyConformance):
-    def make(self, workers):
-        return StaticAllocation([1 + rank for rank in range(workers)])
-
-
-class TestSelfAdaptive(PolicyConformance):
-    def make(self, workers):
-        return SelfAdaptive()
-
-
-class TestNonBlocking(PolicyConformance):
-    def make(self, workers):
-        return NonBlocking(micro_batches=4)
-
-
-class TestLBNonBlocking(PolicyConformance):
-    def make(self, workers):
-        return LBNonBlocking()
-
-
-class TestElasticBSP(PolicyConformance):
-    def make(self, workers):
-        return ElasticBSP()
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_policy_of_the_plugin_keeps_all_rules(name):
+    assert len(run(suite(POLICIES[name]))) == 7
 
 
 class Broken(Policy):
@@ -132,13 +112,5 @@ class Compares(Broken):
     ],
 )
 def test_a_policy_that_breaks_a_rule_is_found(broken, rule):
-    class Suite(PolicyConformance):
-        def make(self, workers):
-            return broken()
-
     with pytest.raises((AssertionError, ValueError, OverflowError)):
-        getattr(Suite(), rule)()
-
-
-def test_the_suite_runs_without_pytest():
-    assert len(run(TestBSP())) == 7
+        getattr(suite(lambda workers: broken()), rule)()

@@ -37,18 +37,3 @@ def test_a_job_that_dies_between_two_cases_says_why_and_the_next_case_begins_ano
             answers[0][second]
         assert caught.value.__notes__ == [f"in {second}"]
     assert job.launches == 2
-
-
-def test_an_interruption_while_the_ranks_are_awaited_leaves_no_half_made_job(monkeypatch):
-    """The job ends as its connection does; what interrupts is a test's time limit, for one."""
-    job = Job(cases=1)
-    answers = pool.Pool(job, "worker", 1, ())
-    with monkeypatch.context() as patched:
-        patched.setattr(pool.socket.socket, "accept", lambda *_: pytest.fail("the time limit"))
-        with pytest.raises((RuntimeError, OSError)) as caught:
-            answers[0]["a"]
-    assert "the time limit" in str(caught.value.__context__)
-    assert answers[0]["a"] == "done"
-    assert job.launches == 2
-    with pytest.raises(RuntimeError, match="why it died"):
-        answers.__exit__()

@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from hvd_hetero.communication.thread_wire import here
-from hvd_hetero.errors import HeteroError, PeerLostError
+from hvd_hetero.errors import PeerLostError
 from hvd_hetero.testing import ThreadHangError, ThreadRankError, run_on_threads
 
 
@@ -43,13 +43,6 @@ def test_objects_travel_as_copies():
         assert first == [0, "changed"]
 
 
-def test_a_name_serves_again_once_all_have_come():
-    def case(rank):
-        return [here().allgather_object((rank, i), name="again") for i in range(3)]
-
-    assert run_on_threads(case, ranks=2) == [[[(0, i), (1, i)] for i in range(3)]] * 2
-
-
 def test_the_first_failure_is_raised_with_its_rank_and_ends_the_others_waiting():
     caught = []
 
@@ -67,37 +60,6 @@ def test_the_first_failure_is_raised_with_its_rank_and_ends_the_others_waiting()
     assert error.value.rank == 1
     assert isinstance(error.value.__cause__, KeyError)
     assert caught == ["'never' waits for rank 1, which has failed (KeyError: 'lost')"] * 2
-
-
-def test_a_rank_that_returns_is_not_waited_for():
-    def case(rank):
-        if rank == 0:
-            here().allgather_object(rank, name="never")
-
-    with pytest.raises(ThreadRankError, match=r"rank 0: PeerLostError: 'never'.*rank 1"):
-        run_on_threads(case, ranks=2)
-
-
-def test_ranks_that_call_unlike_things_under_one_name_are_told():
-    def case(rank):
-        if rank:
-            here().allgather_object(rank, name="same")
-        else:
-            here().broadcast_object(rank, root_rank=0, name="same")
-
-    with pytest.raises(ThreadRankError, match="'same'"):
-        run_on_threads(case, ranks=2)
-
-
-def test_a_name_under_way_is_not_taken_again():
-    def case(rank):
-        if rank == 0:
-            wire = here()
-            wire.crew.come(0, "busy", "kind", None, list)
-            with pytest.raises(HeteroError, match="'busy'"):
-                wire.crew.come(0, "busy", "kind", None, list)
-
-    run_on_threads(case, ranks=2)
 
 
 HANGS = """
