@@ -1,7 +1,5 @@
 """Rules that divide samples among equal ranks, and how the benchmark judges waiting."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """AD-PSGD: who waits for whom, and that its averages train."""
 
-from __future__ import annotations
-
 import pytest
 from script_modules import load
 

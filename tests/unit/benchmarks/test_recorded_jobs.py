@@ -1,7 +1,5 @@
 """Recorded jobs of others, as cluster: each round is one moment of the recording on all workers."""
 
-from __future__ import annotations
-
 import pytest
 from script_modules import load
 

@@ -1,7 +1,5 @@
 """What is trained in simulated time: problems, update rules, and the schemes that need a server."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from script_modules import load
@@ -109,7 +107,7 @@ def test_ssp_keeps_its_bound_and_is_as_slow_as_the_slowest(bound):
     simulation = ServerSimulation(UNEQUAL, Scheme("ssp", bound), 20)
     furthest = 0
 
-    def look() -> None:
+    def look():
         nonlocal furthest
         furthest = max(furthest, max(simulation._clocks) - min(simulation._clocks))
 

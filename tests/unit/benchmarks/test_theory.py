@@ -1,7 +1,5 @@
 """The run-time and throughput formulas against exact fractions, quadrature and Monte Carlo."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 

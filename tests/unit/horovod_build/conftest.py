@@ -1,34 +1,33 @@
 """What the tests of the build share."""
 
 import sys
-from pathlib import Path
 
 import pytest
 from fake_builds import COMPILED, PYTHON, TORCH, use_patches
 
-from horovod_build import plan, toolchain
+from horovod_build import toolchain
 from horovod_build.cache import WheelCache
 from horovod_build.plan import make_plan
 
 
 @pytest.fixture
-def torch_plan() -> plan.BuildPlan:
+def torch_plan():
     return make_plan((TORCH,), {})
 
 
 @pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
+def small(monkeypatch):
     """A series of two patches, for the small source."""
     use_patches(monkeypatch, COMPILED, PYTHON)
 
 
 @pytest.fixture
-def cache(tmp_path: Path) -> WheelCache:
+def cache(tmp_path):
     return WheelCache(tmp_path / "cache")
 
 
 @pytest.fixture
-def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def bare(tmp_path, monkeypatch):
     """An interpreter whose scripts, headers and PATH are empty directories; returns the directory on PATH."""
     monkeypatch.setattr(toolchain.sysconfig, "get_path", lambda name: str(tmp_path / name))
     (tmp_path / "bin").mkdir()
@@ -36,7 +35,7 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def site(tmp_path, monkeypatch):
     """A module search path with nothing on it but this directory."""
     for name in ("torch", "tensorflow", "horovod"):
         monkeypatch.delitem(sys.modules, name, raising=False)

@@ -5,9 +5,7 @@ import os
 import stat
 import tarfile
 import zipfile
-from pathlib import Path
 
-import pytest
 from rich.console import Console
 
 from horovod_build import command, plan, progress, source
@@ -55,7 +53,7 @@ FAKE_FILES = {
 }
 
 
-def make_sdist(path: Path, files: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Path:
+def make_sdist(path, files, monkeypatch):
     """Write a source distribution and make it the expected one."""
     with tarfile.open(path, "w:gz") as archive:
         for name, text in files.items():
@@ -66,13 +64,13 @@ def make_sdist(path: Path, files: dict[str, str], monkeypatch: pytest.MonkeyPatc
     return path
 
 
-def use_patches(monkeypatch: pytest.MonkeyPatch, *patches: Patch) -> None:
+def use_patches(monkeypatch, *patches):
     """Make these the whole series."""
     for module in (command, plan):
         monkeypatch.setattr(module, "series", lambda: patches)
 
 
-def make_wheel(path: Path, *names: str) -> Path:
+def make_wheel(path, *names):
     path.parent.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(path, "w") as archive:
         for name in names:
@@ -80,16 +78,16 @@ def make_wheel(path: Path, *names: str) -> Path:
     return path
 
 
-def torch_wheel(path: Path) -> Path:
+def torch_wheel(path):
     return make_wheel(path, "horovod/torch/mpi_lib_v2.cpython-311.so")
 
 
-def script(path: Path, text: str) -> None:
+def script(path, text):
     path.write_text("#!/bin/sh\n" + text)
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
 
 
-def add_package(site: Path, name: str, version: str, distribution: str = "") -> None:
+def add_package(site, name, version, distribution=""):
     (site / name).mkdir()
     (site / name / "__init__.py").write_text("raise ImportError('must not be imported to be found')")
     information = site / f"{distribution or name}-{version}.dist-info"

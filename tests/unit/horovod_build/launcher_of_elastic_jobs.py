@@ -59,6 +59,25 @@ class Job:
         for thread in threads:
             thread.start()
 
+    def finds(self, host):
+        """A host is there, and a rank is started on it ahead of time; return its slot."""
+        self.hosts.slots[host] = 1
+        return self.next_started(host)
+
+    def next_started(self, host=""):
+        """Return the slot of the next rank that is started, which is on this host."""
+        slot = self.started.get(timeout=SOON_S)
+        assert slot.hostname == host or not host
+        return slot
+
+    def tells(self):
+        """Return what others are told of hosts next."""
+        return self.told.get(timeout=SOON_S)
+
+    def of_rank(self, rank):
+        """Return the host of a rank."""
+        return next(host for host, slots in self.driver.host_assignments.items() if slots[0].rank == rank)
+
     def loses(self, host):
         """The rank of this host fails."""
         self.ended[host].put(1)
@@ -75,6 +94,13 @@ class Job:
 
         threading.Thread(target=ask, daemon=True).start()
         return answer
+
+    def joins(self, host, *others):
+        """A rank that was started ahead comes, others are told and stop; return its place."""
+        place = self.comes_to_init(host)
+        assert self.tells()
+        self.stop_training(*others)
+        return place.get(timeout=SOON_S)
 
     def host_is_given_up(self, host):
         return self.driver._host_manager.is_blacklisted(host)

@@ -7,11 +7,8 @@ import socket
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
@@ -32,40 +29,40 @@ HOST = "127.0.0.1"
 class Payload:
     """Once it is unpickled, there is a file."""
 
-    def __init__(self, proof: Path) -> None:
+    def __init__(self, proof):
         self.proof = proof
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self):
         return os.mkdir, (str(self.proof),)
 
 
 class Listener:
     """Hears of changes, as the state of an elastic job does."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.heard: list[tuple[int, int]] = []
 
-    def on_hosts_updated(self, timestamp: int, update: int) -> None:
+    def on_hosts_updated(self, timestamp, update):
         self.heard.append((timestamp, update))
 
 
 @pytest.fixture(autouse=True)
-def key(monkeypatch: pytest.MonkeyPatch) -> None:
+def key(monkeypatch):
     monkeypatch.setenv("_HOROVOD_SECRET_KEY", "of this job")
 
 
 @pytest.fixture
-def proof(tmp_path: Path) -> Path:
+def proof(tmp_path):
     return tmp_path / "unpickled"
 
 
 @pytest.fixture
-def body(proof: Path) -> bytes:
+def body(proof):
     return base64.b64encode(pickle.dumps(Payload(proof)))
 
 
 @pytest.fixture
-def store() -> Iterator[tuple[str, int]]:
+def store():
     """The store of `horovod.run`: functions for the ranks, and what they return."""
     server = KVStoreServer(verbose=0)
     yield HOST, server.start_server()
@@ -73,12 +70,12 @@ def store() -> Iterator[tuple[str, int]]:
 
 
 @pytest.fixture
-def registered() -> list[tuple[object, ...]]:
+def registered():
     return []
 
 
 @pytest.fixture
-def driver(registered: list[tuple[object, ...]]) -> Iterator[tuple[str, int]]:
+def driver(registered):
     """The elastic launcher's server. It keeps whoever registers."""
     keeping = SimpleNamespace(register_worker_server=lambda *worker: registered.append(worker))
     server = RendezvousServer()
@@ -86,7 +83,7 @@ def driver(registered: list[tuple[object, ...]]) -> Iterator[tuple[str, int]]:
     server.stop()
 
 
-def put(address: tuple[str, int], path: str, body: bytes, token: str | None) -> int:
+def put(address, path, body, token):
     """Put without Horovod's client; return the status."""
     headers = {} if token is None else {"X-Horovod-Token": token}
     request = Request(f"http://{address[0]}:{address[1]}/{path}", data=body, headers=headers, method="PUT")
@@ -100,9 +97,7 @@ def put(address: tuple[str, int], path: str, body: bytes, token: str | None) -> 
 
 
 @pytest.mark.parametrize("token", [None, "", "0" * 64, "\xe9"])
-def test_a_result_without_the_token_is_not_stored(
-    store: tuple[str, int], token: str | None, body: bytes, proof: Path
-) -> None:
+def test_a_result_without_the_token_is_not_stored(store, token, body, proof):
     """The payload of CVE-2026-31234: what any process puts there, `horovod.run` unpickled as a rank's result."""
     status = put(store, "runfunc_result/0", body, token)
     with suppress(RuntimeError):  # not found
@@ -111,9 +106,7 @@ def test_a_result_without_the_token_is_not_stored(
     assert status in (0, 403)
 
 
-def test_a_result_with_the_token_but_without_a_digest_is_not_unpickled(
-    store: tuple[str, int], body: bytes, proof: Path
-) -> None:
+def test_a_result_with_the_token_but_without_a_digest_is_not_unpickled(store, body, proof):
     """The token can be read on the network."""
     assert put(store, "runfunc_result/0", body, secret.request_token()) == 200
     with pytest.raises(PermissionError, match="runfunc_result/0"):
@@ -121,7 +114,7 @@ def test_a_result_with_the_token_but_without_a_digest_is_not_unpickled(
     assert not proof.exists()
 
 
-def test_a_digest_is_good_for_its_own_place_only(store: tuple[str, int], proof: Path) -> None:
+def test_a_digest_is_good_for_its_own_place_only(store, proof):
     """What was read on the network is no good as the result of another rank."""
     put_data_into_kvstore(*store, "runfunc_result", "0", Payload(proof))
     url = f"http://{HOST}:{store[1]}/runfunc_result/0"
@@ -135,7 +128,7 @@ def test_a_digest_is_good_for_its_own_place_only(store: tuple[str, int], proof: 
     assert proof.exists(), "the payload is one"
 
 
-def test_another_jobs_key_opens_nothing(store: tuple[str, int], proof: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_jobs_key_opens_nothing(store, proof, monkeypatch):
     """Two jobs of one user on a machine do not mix either."""
     with monkeypatch.context() as other:
         other.setenv("_HOROVOD_SECRET_KEY", "of another job")
@@ -147,14 +140,7 @@ def test_another_jobs_key_opens_nothing(store: tuple[str, int], proof: Path, mon
 
 
 @pytest.mark.parametrize("known", [False, True], ids=["a stranger", "one who knows the token"])
-def test_the_elastic_launcher_unpickles_no_strangers_address(
-    driver: tuple[str, int],
-    known: bool,
-    body: bytes,
-    proof: Path,
-    registered: list[tuple[object, ...]],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_elastic_launcher_unpickles_no_strangers_address(driver, known, body, proof, registered, capsys):
     """The payload of CVE-2024-10190."""
     token = secret.request_token() if known else None
     assert put(driver, "worker_addresses/localhost:0", body, token) in (0, 403)
@@ -164,9 +150,7 @@ def test_the_elastic_launcher_unpickles_no_strangers_address(
     assert (refused in capsys.readouterr().err) == known
 
 
-def test_an_elastic_rank_registers_and_is_told_of_changes(
-    driver: tuple[str, int], registered: list[tuple[object, ...]]
-) -> None:
+def test_an_elastic_rank_registers_and_is_told_of_changes(driver, registered):
     """It listens at its interface only, and takes messages made with the job's key only, which it did not send."""
     manager, listener = WorkerNotificationManager(), Listener()
     manager.register_listener(listener)
@@ -181,7 +165,7 @@ def test_an_elastic_rank_registers_and_is_told_of_changes(
     manager._service.shutdown()
 
 
-def test_no_proxy_stands_between_launcher_and_ranks(store: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_proxy_stands_between_launcher_and_ranks(store, monkeypatch):
     """It would see the token, and end questions that wait for their answer. Here there is none at its address."""
     monkeypatch.setenv("http_proxy", f"http://{HOST}:9")
     monkeypatch.delenv("no_proxy", raising=False)
@@ -190,7 +174,7 @@ def test_no_proxy_stands_between_launcher_and_ranks(store: tuple[str, int], monk
     assert read_data_from_kvstore(*store, "runfunc", "func") == "a function"
 
 
-def test_a_server_listens_at_the_address_it_is_given() -> None:
+def test_a_server_listens_at_the_address_it_is_given():
     """And at no other."""
     server = RendezvousServer()
     port = server.start(host="127.0.0.2")
@@ -202,7 +186,7 @@ def test_a_server_listens_at_the_address_it_is_given() -> None:
     server.stop()
 
 
-def test_the_first_process_to_ask_makes_the_key_and_its_children_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_process_to_ask_makes_the_key_and_its_children_have_it(monkeypatch):
     """The launcher's ranks inherit its environment."""
     monkeypatch.delenv("_HOROVOD_SECRET_KEY")
     made = secret.job_key()

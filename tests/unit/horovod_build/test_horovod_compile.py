@@ -6,24 +6,19 @@ import signal
 import sys
 import time
 import zipfile
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import pytest
 from fake_builds import COMPILED, FAKE_FILES, PYTHON, SILENT, TENSORFLOW, TOOLS, TORCH, make_sdist, use_patches
 from pids import ended
 
 from horovod_build import HorovodBuildError, command, compile, plan, process
-from horovod_build.cache import WheelCache
 from horovod_build.plan import make_plan
 from hvd_hetero.tools.cli import commands as cli
 
 
-def test_the_whole_way_with_a_small_source(
-    small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_whole_way_with_a_small_source(small, tmp_path, monkeypatch, capsys):
     """Unpacked, patched, built by pip, checked, cached; stdout holds the path alone; the second run builds nothing."""
     sdist = make_sdist(tmp_path / "sdist", FAKE_FILES, monkeypatch)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -58,16 +53,14 @@ def test_the_whole_way_with_a_small_source(
     assert "Building" in said
 
 
-def test_a_framework_that_comes_later_is_compiled_alone(
-    cache: WheelCache, small: None, torch_plan: plan.BuildPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_framework_that_comes_later_is_compiled_alone(cache, small, torch_plan, tmp_path, monkeypatch):
     """What torch has stays; the wheel for both has both extensions, and both versions for Horovod to compare."""
     sdist = make_sdist(tmp_path / "sdist", FAKE_FILES, monkeypatch)
     monkeypatch.setattr(command, "find_toolchain", lambda environ: TOOLS)
     alone = command.ensure_wheel(torch_plan, cache, os.environ, SILENT, jobs=1, sdist=sdist)
     compiled_for = []
 
-    def compile_part(part: plan.BuildPlan, *rest: object) -> Path:
+    def compile_part(part, *rest):
         compiled_for.extend(part.frameworks)
         return compile.compile_wheel(part, *rest)
 
@@ -85,9 +78,7 @@ def test_a_framework_that_comes_later_is_compiled_alone(
         }
 
 
-def test_a_failing_build_shows_the_end_of_the_log(
-    cache: WheelCache, small: None, torch_plan: plan.BuildPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failing_build_shows_the_end_of_the_log(cache, small, torch_plan, tmp_path, monkeypatch):
     """The error holds the reason and the path of the whole log, which survives the work directory."""
     broken = FAKE_FILES | {"setup.py": "raise SystemExit('ops.cc:1: error: no such type')"}
     sdist = make_sdist(tmp_path / "sdist", broken, monkeypatch)
@@ -101,8 +92,8 @@ def test_a_failing_build_shows_the_end_of_the_log(
 
 
 def test_a_framework_for_cuda_without_its_toolkit_is_told_with_three_ways_out(
-    cache: WheelCache, small: None, torch_plan: plan.BuildPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    cache, small, torch_plan, tmp_path, monkeypatch
+):
     """As in a fresh environment with PyTorch from PyPI on a machine without a GPU."""
     broken = FAKE_FILES | {"setup.py": "raise SystemExit('Could NOT find CUDAToolkit (missing: CUDA_CUDART)')"}
     sdist = make_sdist(tmp_path / "sdist", broken, monkeypatch)
@@ -123,7 +114,7 @@ def test_a_framework_for_cuda_without_its_toolkit_is_told_with_three_ways_out(
         ("CMake Error at CMakeLists.txt:107 (message):\n  HOROVOD_GPU_OPERATIONS=nccl is invalid", "nccl is invalid"),
     ],
 )
-def test_what_is_wrong_is_shown_however_far_up(tmp_path: Path, said: str, wrong: str) -> None:
+def test_what_is_wrong_is_shown_however_far_up(tmp_path, said, wrong):
     """The message holds it, with make's chatter after it. CMake's stands below the line that is marked as an error."""
     program = tmp_path / "program.py"  # the log begins with the command, which must not say it
     program.write_text(f"import sys; print({said!r}); print('chatter\\n' * 100); sys.exit(2)")
@@ -132,11 +123,11 @@ def test_what_is_wrong_is_shown_however_far_up(tmp_path: Path, said: str, wrong:
     assert wrong in str(caught.value)
 
 
-def test_an_interrupted_command_takes_its_children_along(tmp_path: Path) -> None:
+def test_an_interrupted_command_takes_its_children_along(tmp_path):
     """A process that the command started is gone soon after the interruption."""
     started: list[int] = []
 
-    def interrupt(line: str) -> None:
+    def interrupt(line):
         started.append(int(line))
         raise KeyboardInterrupt
 
@@ -147,14 +138,14 @@ def test_an_interrupted_command_takes_its_children_along(tmp_path: Path) -> None
 
 
 @pytest.fixture(params=[signal.SIGTERM, signal.SIGHUP])
-def number(request: pytest.FixtureRequest) -> Iterator[signal.Signals]:
+def number(request):
     """A signal that does what it does by default, whatever started the tests: nohup has them ignore SIGHUP."""
     before = signal.signal(request.param, signal.SIG_DFL)
     yield request.param
     signal.signal(request.param, before)
 
 
-def test_a_terminated_build_cleans_up(cache: WheelCache, number: signal.Signals) -> None:
+def test_a_terminated_build_cleans_up(cache, number):
     """The work directory is gone and the exit code tells the signal, which then means what it meant before."""
     with pytest.raises(SystemExit, match=str(128 + number)):
         _be_sent(number, cache)
@@ -162,22 +153,13 @@ def test_a_terminated_build_cleans_up(cache: WheelCache, number: signal.Signals)
     assert signal.getsignal(number) is signal.SIG_DFL
 
 
-def _be_sent(number: signal.Signals, cache: WheelCache) -> None:
+def _be_sent(number, cache):
     with command._terminated_as_exit(), cache.locked(pytest.fail), cache.workspace():
         os.kill(os.getpid(), number)
         time.sleep(10)
 
 
-def test_a_build_goes_on_under_nohup(number: signal.Signals) -> None:
-    """What is ignored when a build begins stays ignored in it and after it."""
-    signal.signal(number, signal.SIG_IGN)
-    with command._terminated_as_exit():
-        os.kill(os.getpid(), number)
-        assert signal.getsignal(number) is signal.SIG_IGN
-    assert signal.getsignal(number) is signal.SIG_IGN
-
-
-def test_build_environment_is_the_plans(torch_plan: plan.BuildPlan) -> None:
+def test_build_environment_is_the_plans(torch_plan):
     """An outer make and a surrounding job do not leak in; the plan's variables and the jobs do."""
     outer = {"MAKELEVEL": "1", "MAKEFLAGS": "-j64 --jobserver-auth=3,4", "HOROVOD_RANK": "1", "HOME": "/home/x"}
     environ = compile.build_environment(torch_plan, TOOLS, 3, outer)
@@ -185,12 +167,3 @@ def test_build_environment_is_the_plans(torch_plan: plan.BuildPlan) -> None:
     assert environ["HOME"] == "/home/x"
     assert environ["HOROVOD_WITH_PYTORCH"] == "1"
     assert not {"MAKELEVEL", "HOROVOD_RANK"} & set(environ)
-
-
-def test_default_jobs_follow_cores_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One per core, fewer where memory is short, and at least one."""
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
-    memory = psutil.virtual_memory()
-    for gib, jobs in ((64, 8), (6, 3), (0.5, 1)):
-        monkeypatch.setattr(psutil, "virtual_memory", lambda gib=gib: memory._replace(available=int(gib * 2**30)))
-        assert compile.default_jobs() == jobs

@@ -5,7 +5,6 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from pathlib import Path
 
 import pytest
 
@@ -17,9 +16,11 @@ from horovod_build.source import HOROVOD_VERSION, SDIST_NAME
 TORCH = Framework("torch", "PYTORCH", "2.11.0")
 GIT = ("git", "apply", "-p1")
 BY_NCCL = {"HOROVOD_GPU_OPERATIONS": "NCCL"}
+NCCL_OF_THE_USER = ("HOROVOD_NCCL_HOME", "HOROVOD_NCCL_INCLUDE", "HOROVOD_NCCL_LIB")
+LINKS = ("SHARED", "shared", "STATIC", "static")
 
 
-def toolkit(home: Path) -> str:
+def toolkit(home):
     """Lay out what tells a toolkit from a directory that merely has a program called nvcc."""
     executable(home / "bin" / "nvcc")
     (home / "include").mkdir()
@@ -27,21 +28,21 @@ def toolkit(home: Path) -> str:
     return str(home)
 
 
-def executable(path: Path) -> None:
+def executable(path):
     path.parent.mkdir(parents=True)
     path.write_text("#!/bin/sh\n")
     path.chmod(0o755)
 
 
 @pytest.fixture
-def usual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def usual(tmp_path, monkeypatch):
     """Where toolkits usually are, for these tests; there is none yet."""
     monkeypatch.setattr(cuda, "_USUAL_HOME", str(tmp_path / "usual"))
     return tmp_path / "usual"
 
 
 @pytest.fixture(autouse=True)
-def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def wheel(tmp_path, monkeypatch):
     """The NCCL that came with torch, as its wheel lays it out, on the module search path."""
     nccl = tmp_path / "site" / "nvidia" / "nccl"
     for file in ("include/nccl.h", "lib/libnccl.so.2"):
@@ -54,75 +55,59 @@ def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return nccl
 
 
-@pytest.mark.parametrize(
-    "environ",
-    [{}, {"HOROVOD_CUDA_HOME": "/cuda"}, BY_NCCL | {"HOROVOD_GPU": "ROCM"}],
-)
-def test_without_operations_of_nvidias_nothing_is_added(usual: Path, environ: dict[str, str]) -> None:
-    """A build for CPUs is none for GPUs because a toolkit is there, and AMD's has NCCL's place taken by RCCL."""
-    toolkit(usual)
-    assert cuda.cuda_variables(environ, os.defpath) == {}
-
-
-def test_the_nccl_that_torch_brings_is_found(usual: Path, wheel: Path) -> None:
-    """Its directories are named, and static libraries elsewhere are left alone."""
-    assert cuda.cuda_variables(BY_NCCL, "") == {
-        "HOROVOD_NCCL_INCLUDE": str(wheel / "include"),
-        "HOROVOD_NCCL_LIB": str(wheel / "lib"),
+def nccl_of(folder):
+    return {
+        "HOROVOD_NCCL_INCLUDE": f"{folder}/include",
+        "HOROVOD_NCCL_LIB": f"{folder}/lib",
         "HOROVOD_NCCL_LINK": "SHARED",
     }
 
 
-@pytest.mark.parametrize("name", ["HOROVOD_NCCL_HOME", "HOROVOD_NCCL_INCLUDE", "HOROVOD_NCCL_LIB"])
-def test_an_nccl_that_the_user_names_is_taken(usual: Path, name: str) -> None:
-    assert cuda.cuda_variables(BY_NCCL | {name: "/nccl"}, "") == {}
+def toolkit_of(home):
+    """Horovod reads one variable, torch another; with two toolkits, headers of one met the compiler of the other."""
+    return {"HOROVOD_CUDA_HOME": home, "CUDA_HOME": home}
 
 
-@pytest.mark.parametrize("link", ["SHARED", "shared", "STATIC", "static"])
-def test_who_asks_for_a_shared_nccl_gets_torchs_and_who_asks_for_a_static_one_does_not(
-    usual: Path, wheel: Path, link: str
-) -> None:
-    """To say how to link does not say where it is; a wheel has no static library."""
-    found = cuda.cuda_variables(BY_NCCL | {"HOROVOD_NCCL_LINK": link}, "")
-    assert found.get("HOROVOD_NCCL_LIB") == (str(wheel / "lib") if link.lower() == "shared" else None)
+@pytest.mark.parametrize(
+    ("environ", "takes_torchs", "home"),
+    [
+        ({}, False, None),  # a build for CPUs
+        ({"HOROVOD_CUDA_HOME": "/cuda"}, False, None),
+        (BY_NCCL | {"HOROVOD_GPU": "ROCM"}, False, None),  # AMD's have RCCL in NCCL's place
+        ({"HOROVOD_GPU_OPERATIONS": "MPI"}, False, "usual"),
+        (BY_NCCL, True, "usual"),
+        ({"HOROVOD_GPU_ALLREDUCE": "NCCL"}, True, "usual"),
+        *((BY_NCCL | {name: "/nccl"}, False, "usual") for name in NCCL_OF_THE_USER),
+        *((BY_NCCL | {"HOROVOD_NCCL_LINK": link}, link in "SHARED shared", "usual") for link in LINKS),
+        *((BY_NCCL | {name: "/mine"}, True, "/mine") for name in ("HOROVOD_CUDA_HOME", "CUDA_HOME", "CUDA_PATH")),
+    ],
+)
+def test_a_build_for_gpus_takes_torchs_nccl_and_the_toolkit_here(usual, wheel, environ, takes_torchs, home):
+    """Unless the user names others, or asks for a static NCCL, which no wheel has."""
+    here = toolkit(usual)
+    expected = (nccl_of(wheel) if takes_torchs else {}) | (
+        toolkit_of(here if home == "usual" else home) if home else {}
+    )
+    assert environ | cuda.cuda_variables(environ, "") == environ | expected
 
 
-def test_another_wheels_nccl_can_be_named_by_its_directory(usual: Path, wheel: Path, tmp_path: Path) -> None:
+def test_another_wheels_nccl_can_be_named_by_its_directory(usual, wheel, tmp_path):
     """It has no name that CMake knows either, so its directories are given as those of torch's."""
     other = wheel.rename(tmp_path / "a newer one")
-    found = cuda.cuda_variables(BY_NCCL | {"HOROVOD_NCCL_HOME": str(other)}, "")
-    assert (found["HOROVOD_NCCL_LIB"], found["HOROVOD_NCCL_LINK"]) == (f"{other}/lib", "SHARED")
-
-
-def test_a_static_library_where_the_user_says_is_left_to_cmake(usual: Path, wheel: Path) -> None:
-    (wheel / "lib" / "libnccl_static.a").touch()
-    assert cuda.cuda_variables(BY_NCCL | {"HOROVOD_NCCL_HOME": str(wheel)}, "") == {}
+    asked = BY_NCCL | {"HOROVOD_NCCL_HOME": str(other)}
+    assert cuda.cuda_variables(asked, "").items() >= nccl_of(other).items()
+    (other / "lib" / "libnccl_static.a").touch()
+    assert cuda.cuda_variables(asked, "") == {}, "left to CMake"
 
 
 @pytest.mark.parametrize("lacking", ["include/nccl.h", "lib/libnccl.so.2", ""])
-def test_an_nccl_without_headers_or_library_is_none(usual: Path, wheel: Path, lacking: str) -> None:
+def test_an_nccl_without_headers_or_library_is_none(usual, wheel, lacking):
     """Then CMake looks where it always has. An empty name takes away all of NVIDIA's packages."""
     (wheel / lacking).unlink() if lacking else shutil.rmtree(wheel.parent)
     assert cuda.cuda_variables(BY_NCCL, "") == {}
 
 
-def test_operations_by_mpi_need_no_nccl(usual: Path) -> None:
-    assert cuda.cuda_variables({"HOROVOD_GPU_OPERATIONS": "MPI"}, "") == {}
-
-
-def test_one_operation_by_nccl_is_enough(usual: Path, wheel: Path) -> None:
-    assert cuda.cuda_variables({"HOROVOD_GPU_ALLREDUCE": "NCCL"}, "")["HOROVOD_NCCL_LIB"] == str(wheel / "lib")
-
-
-@pytest.mark.parametrize("name", ["HOROVOD_CUDA_HOME", "CUDA_HOME", "CUDA_PATH"])
-def test_a_toolkit_that_the_user_names_is_both_horovods_and_torchs(usual: Path, name: str) -> None:
-    """Horovod reads one variable, torch another; with two toolkits, headers of one met the compiler of the other."""
-    toolkit(usual)
-    found = cuda.cuda_variables(BY_NCCL | {name: "/mine"}, "")
-    assert (found["HOROVOD_CUDA_HOME"], found["CUDA_HOME"]) == ("/mine", "/mine")
-
-
-def test_the_toolkit_on_the_path_comes_before_the_usual_one(usual: Path, tmp_path: Path) -> None:
+def test_the_toolkit_on_the_path_comes_before_the_usual_one(usual, tmp_path):
     """By its own directory, wherever a link to its compiler is."""
     toolkit(usual)
     home = toolkit(tmp_path / "cuda-13.0")
@@ -131,21 +116,21 @@ def test_the_toolkit_on_the_path_comes_before_the_usual_one(usual: Path, tmp_pat
     assert cuda.cuda_variables(BY_NCCL, str(tmp_path / "bin"))["CUDA_HOME"] == home
 
 
-def test_a_toolkit_that_a_link_leads_to_is_named_itself(usual: Path, tmp_path: Path) -> None:
+def test_a_toolkit_that_a_link_leads_to_is_named_itself(usual, tmp_path):
     """So that a build with the toolkit before, which the same link led to, is not taken for one with this."""
     home = toolkit(tmp_path / "cuda-13.0")
     usual.symlink_to(home)
     assert cuda.cuda_variables(BY_NCCL, "")["CUDA_HOME"] == home
 
 
-def test_a_script_called_nvcc_is_no_toolkit(usual: Path, tmp_path: Path) -> None:
+def test_a_script_called_nvcc_is_no_toolkit(usual, tmp_path):
     """A script that calls a toolkit's compiler has no headers beside it, where CMake and torch looked for them."""
     home = toolkit(usual)
     executable(tmp_path / "local" / "bin" / "nvcc")
     assert cuda.cuda_variables(BY_NCCL, str(tmp_path / "local" / "bin"))["CUDA_HOME"] == home
 
 
-def test_a_build_for_gpus_has_another_key(usual: Path) -> None:
+def test_a_build_for_gpus_has_another_key(usual):
     """A build for CPUs is not taken for one for GPUs, nor one with torch's NCCL for one with another."""
     plans = [
         make_plan((TORCH,), environ | {"PATH": ""})
@@ -155,7 +140,7 @@ def test_a_build_for_gpus_has_another_key(usual: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["HOROVOD_GPU_OPERATIONS", "HOROVOD_CUDA_HOME", "CUDA_HOME", "HOROVOD_NCCL_HOME"])
-def test_an_empty_variable_is_none(usual: Path, name: str) -> None:
+def test_an_empty_variable_is_none(usual, name):
     """It makes no other build. Horovod would take an empty HOROVOD_CUDA_HOME for the root directory."""
     for environ in ({"PATH": ""}, {"PATH": ""} | BY_NCCL):
         if name not in environ:
@@ -163,7 +148,7 @@ def test_an_empty_variable_is_none(usual: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["HOROVOD_GPU_OPERATIONS", "HOROVOD_GPU_ALLREDUCE"])
-def test_operations_by_mpi_are_refused_without_mpi(usual: Path, name: str) -> None:
+def test_operations_by_mpi_are_refused_without_mpi(usual, name):
     """Horovod would compile, and hand the GPU's addresses to operations on CPUs."""
     with pytest.raises(HorovodBuildError, match=f"{name}=MPI"):
         make_plan((TORCH,), {name: "MPI", "PATH": ""})
@@ -172,7 +157,7 @@ def test_operations_by_mpi_are_refused_without_mpi(usual: Path, name: str) -> No
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Path:
+def source(tmp_path):
     """Horovod's own source, patched."""
     sdist = cache_root(os.environ) / SDIST_NAME
     if not sdist.exists():
@@ -186,9 +171,7 @@ def source(tmp_path: Path) -> Path:
 
 
 @pytest.mark.skipif(shutil.which("cmake") is None, reason="without CMake nothing is built")
-def test_cmake_takes_the_library_that_torch_brings(
-    source: Path, usual: Path, wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cmake_takes_the_library_that_torch_brings(source, usual, wheel, tmp_path, monkeypatch):
     """And not the one of the system, which is where compilers look first: its name is the one they know."""
     system = tmp_path / "system"
     system.mkdir()
@@ -210,7 +193,7 @@ def test_cmake_takes_the_library_that_torch_brings(
     assert f"took {wheel}/lib/libnccl.so.2\n" in done.stdout, done.stdout + done.stderr
 
 
-def test_torchs_part_asks_for_the_library_that_drivers_bring(source: Path) -> None:
+def test_torchs_part_asks_for_the_library_that_drivers_bring(source):
     """`libcuda.so` comes with toolkits, as a link or as a stub; a container with a driver alone has `libcuda.so.1`."""
     text = (source / "horovod" / "torch" / "cuda_util.cc").read_text()
     opened = [part.partition('"')[0] for part in text.split('dlopen("')[1:]]

@@ -9,19 +9,30 @@ from launcher_of_elastic_jobs import SOON_S, Job, eventually, module, nothing_co
 
 
 @pytest.fixture
-def job(monkeypatch):
-    job = Job(monkeypatch)
-    yield job
-    job.driver.stop()
+def new_job(monkeypatch):
+    """Make jobs, which end with the test."""
+    jobs = []
+
+    def make(**how):
+        jobs.append(Job(monkeypatch, **how))
+        return jobs[-1]
+
+    yield make
+    for job in jobs:
+        job.driver.stop()
+
+
+@pytest.fixture
+def job(new_job):
+    return new_job()
 
 
 def test_others_are_told_when_the_new_rank_is_there_and_it_has_its_place_when_they_have_stopped(job):
-    job.hosts.slots["c"] = 1
-    slot = job.started.get(timeout=SOON_S)
+    slot = job.finds("c")
     assert create_slot_env_vars(slot)["HOROVOD_STARTED_AHEAD"] == "1"
     assert nothing_comes(job.told), "it has not come to hvd.init() yet"
     place = job.comes_to_init("c")
-    assert job.told.get(timeout=SOON_S)
+    assert job.tells()
     assert nothing_comes(place), "the others train on until their next commit"
     job.stop_training("a", "b")
     assert (place.get(timeout=SOON_S).rank, job.driver.world_size()) == (2, 3)
@@ -34,14 +45,13 @@ def test_of_several_new_ranks_the_last_one_to_come_is_waited_for(job):
     first = job.comes_to_init("c")
     assert nothing_comes(job.told)
     second = job.comes_to_init("d")
-    assert job.told.get(timeout=SOON_S)
+    assert job.tells()
     job.stop_training("a", "b")
     assert {first.get(timeout=SOON_S).rank, second.get(timeout=SOON_S).rank} == {2, 3}
 
 
 def test_a_new_rank_that_ends_before_it_comes_costs_its_host_and_nobody_is_told(job):
-    job.hosts.slots["c"] = 1
-    job.started.get(timeout=SOON_S)
+    job.finds("c")
     job.ended["c"].put(1)
     assert eventually(lambda: job.host_is_given_up("c"))
     assert nothing_comes(job.told)
@@ -50,27 +60,21 @@ def test_a_new_rank_that_ends_before_it_comes_costs_its_host_and_nobody_is_told(
 
 
 def test_others_that_stop_before_the_new_rank_is_there_go_on_without_it(job):
-    job.hosts.slots["c"] = 1
-    job.started.get(timeout=SOON_S)
+    job.finds("c")
     job.stop_training("a", "b")
     assert nothing_comes(job.started), "it is not started twice"
     assert job.driver.world_size() == 2
-    place = job.comes_to_init("c")
-    assert job.told.get(timeout=SOON_S)
-    job.stop_training("a", "b")
-    assert place.get(timeout=SOON_S).size == 3
+    assert job.joins("c", "a", "b").size == 3
 
 
-def test_too_few_others_wait_for_the_new_rank_as_in_a_released_horovod(monkeypatch):
-    job = Job(monkeypatch, least=2)
-    job.hosts.slots["c"] = 1
-    job.started.get(timeout=SOON_S)
+def test_too_few_others_wait_for_the_new_rank_as_in_a_released_horovod(new_job):
+    job = new_job(least=2)
+    job.finds("c")
     job.loses("b")
     job.stop_training("a")
     assert eventually(lambda: "c" in job.driver.host_assignments)
     assert job.comes_to_init("c").get(timeout=SOON_S).rank == 1
     assert nothing_comes(job.told), "there is nothing new any more"
-    job.driver.stop()
 
 
 def test_who_asks_again_no_longer_waits_for_a_slower_one(job):
@@ -78,35 +82,26 @@ def test_who_asks_again_no_longer_waits_for_a_slower_one(job):
     assert {job.started.get(timeout=SOON_S).hostname for _ in range(2)} == {"c", "d"}
     assert job.comes_to_init("c", patience_s=0.05).get(timeout=SOON_S) is None
     assert nothing_comes(job.told)
-    place = job.comes_to_init("c")
-    assert job.told.get(timeout=SOON_S)
-    job.stop_training("a", "b")
-    assert place.get(timeout=SOON_S).size == 3, "d has not come"
+    assert job.joins("c", "a", "b").size == 3, "d has not come"
 
 
 def test_a_host_that_came_first_keeps_its_place_when_one_that_was_found_first_comes(job):
-    job.hosts.slots["c"] = 1
-    assert job.started.get(timeout=SOON_S).hostname == "c"
-    job.hosts.slots["d"] = 1
-    assert job.started.get(timeout=SOON_S).hostname == "d"
+    job.finds("c")
+    job.finds("d")
     assert job.comes_to_init("d", patience_s=0.05).get(timeout=SOON_S) is None
-    place = job.comes_to_init("d")
-    job.told.get(timeout=SOON_S)
-    job.stop_training("a", "b")
-    assert place.get(timeout=SOON_S).rank == 2
+    assert job.joins("d", "a", "b").rank == 2
     place = job.comes_to_init("c")
-    job.told.get(timeout=SOON_S)
+    job.tells()
     job.stop_training("a", "b", "d")
     assert (place.get(timeout=SOON_S).rank, job.driver.get_slot_info("d", 0).rank) == (3, 2)
 
 
-def test_a_spare_takes_the_place_of_a_lost_rank_and_another_one_gets_ready(monkeypatch):
-    job = Job(monkeypatch, most=2, spares=1, idle=["c", "d"])
+def test_a_spare_takes_the_place_of_a_lost_rank_and_another_one_gets_ready(new_job):
+    job = new_job(most=2, spares=1, idle=["c", "d"])
     spare = job.started.get(timeout=SOON_S)
     assert create_slot_env_vars(spare)["HOROVOD_STARTED_AHEAD"] == "1"
     assert nothing_comes(job.started), "one spare was asked for"
-    lost = next(host for host, slots in job.driver.host_assignments.items() if slots[0].rank == 1)
-    stays = next(host for host, slots in job.driver.host_assignments.items() if slots[0].rank == 0)
+    stays, lost = job.of_rank(0), job.of_rank(1)
     assert job.comes_to_init(spare.hostname, patience_s=0.05).get(timeout=SOON_S) is None, "nobody is lost"
     place = job.comes_to_init(spare.hostname)
     assert nothing_comes(place)
@@ -115,72 +110,55 @@ def test_a_spare_takes_the_place_of_a_lost_rank_and_another_one_gets_ready(monke
     assert (place.get(timeout=SOON_S).rank, job.driver.world_size()) == (1, 2)
     assert job.started.get(timeout=SOON_S).hostname not in {lost, stays, spare.hostname}
     assert nothing_comes(job.told)
-    job.driver.stop()
 
 
-def test_a_spare_that_is_not_ready_is_not_waited_for(monkeypatch):
-    job = Job(monkeypatch, most=2, spares=1, idle=["c"])
+def test_a_spare_that_is_not_ready_is_not_waited_for(new_job):
+    job = new_job(most=2, spares=1, idle=["c"])
     spare = job.started.get(timeout=SOON_S).hostname
-    stays, lost = sorted(job.driver.host_assignments, key=lambda host: job.driver.host_assignments[host][0].rank)
+    stays, lost = job.of_rank(0), job.of_rank(1)
     job.loses(lost)
     job.stop_training(stays)
     assert eventually(lambda: job.driver.world_size() == 1)
-    place = job.comes_to_init(spare)
-    assert job.told.get(timeout=SOON_S), "it is one of those who are to take part now"
-    job.stop_training(stays)
-    assert place.get(timeout=SOON_S).rank == 1
-    job.driver.stop()
+    assert job.joins(spare, stays).rank == 1
 
 
-def test_a_spare_that_ends_costs_its_host_and_the_next_idle_one_has_a_spare(monkeypatch):
-    job = Job(monkeypatch, most=2, spares=1, idle=["c", "d"])
+def test_a_spare_that_ends_costs_its_host_and_the_next_idle_one_has_a_spare(new_job):
+    job = new_job(most=2, spares=1, idle=["c", "d"])
     spare = job.started.get(timeout=SOON_S).hostname
     job.ended[spare].put(1)
     assert job.started.get(timeout=SOON_S).hostname != spare
     assert job.host_is_given_up(spare)
     assert nothing_comes(job.told)
-    job.driver.stop()
 
 
-@pytest.mark.parametrize("spares", ["-1", "one"])
-def test_an_impossible_number_of_spares_is_refused(spares, monkeypatch):
-    with pytest.raises(ValueError, match=f"HOROVOD_ELASTIC_SPARES.* {spares}"):
-        Job(monkeypatch, spares=spares)
-
-
-def test_spares_need_a_limit_beyond_which_they_are(monkeypatch):
-    with pytest.raises(ValueError, match=r"HOROVOD_ELASTIC_SPARES.*--max-np"):
-        Job(monkeypatch, most=None, spares=1)
+@pytest.mark.parametrize(
+    ("how", "told"), [({"spares": -1}, "-1"), ({"spares": "one"}, "one"), ({"spares": 1, "most": None}, "--max-np")]
+)
+def test_spares_that_cannot_be_are_refused(how, told, new_job):
+    with pytest.raises(ValueError, match=f"HOROVOD_ELASTIC_SPARES.*{told}"):
+        new_job(**how)
 
 
 def test_a_host_that_goes_away_again_is_neither_waited_for_nor_given_up(job):
-    job.hosts.slots["c"] = 1
-    assert job.started.get(timeout=SOON_S).hostname == "c"
+    job.finds("c")
     del job.hosts.slots["c"]
     assert eventually(lambda: "c" not in job.driver._host_manager.current_hosts.available_hosts)
-    job.hosts.slots["d"] = 1
-    assert job.started.get(timeout=SOON_S).hostname == "d"
-    place = job.comes_to_init("d")
-    assert job.told.get(timeout=SOON_S)
-    job.stop_training("a", "b")
-    assert place.get(timeout=SOON_S).size == 3
+    job.finds("d")
+    assert job.joins("d", "a", "b").size == 3
     job.ended["c"].put(1)
     assert nothing_comes(job.started)
     assert not job.host_is_given_up("c")
-    job.hosts.slots["c"] = 1
-    assert job.started.get(timeout=SOON_S).hostname == "c", "it has come back"
+    job.finds("c"), "it has come back"
 
 
-def test_no_rank_is_started_beyond_the_most(monkeypatch):
-    job = Job(monkeypatch, most=2)
+def test_no_rank_is_started_beyond_the_most(new_job):
+    job = new_job(most=2)
     job.hosts.slots["c"] = 1
     assert nothing_comes(job.started)
-    job.driver.stop()
 
 
 def test_a_job_that_ends_meanwhile_has_no_place_for_it(job):
-    job.hosts.slots["c"] = 1
-    job.started.get(timeout=SOON_S)
+    job.finds("c")
     place = job.comes_to_init("c")
     job.driver.stop()
     assert place.get(timeout=SOON_S).rank == -1
@@ -207,67 +185,58 @@ def test_two_notices_within_a_second_have_different_times(job, monkeypatch):
         job.hosts.slots[host] = 1
         job.started.get(timeout=SOON_S)
         place = job.comes_to_init(host)
-        job.told.get(timeout=SOON_S)
+        job.tells()
         job.stop_training(*others)
         place.get(timeout=SOON_S)
     assert times == [1000, 1001], "ranks ignore what is not later than what they have heard"
 
 
 def test_the_end_of_a_slots_former_process_says_nothing_of_the_one_that_is_starting(job):
-    job.hosts.slots["c"] = 1
-    job.started.get(timeout=SOON_S)
+    job.finds("c")
     former = job.ended["c"]
-    place = job.comes_to_init("c")
-    job.told.get(timeout=SOON_S)
-    job.stop_training("a", "b")
-    place.get(timeout=SOON_S)
+    job.joins("c", "a", "b")
     del job.hosts.slots["c"]
-    job.told.get(timeout=SOON_S)
+    job.tells()
     job.stop_training("a", "b", "c")
     assert eventually(lambda: job.driver.world_size() == 2)
-    job.hosts.slots["c"] = 1
-    assert job.started.get(timeout=SOON_S).hostname == "c"
+    job.finds("c")
     former.put(1)
     assert nothing_comes(job.started)
     assert not job.host_is_given_up("c")
 
 
 def test_a_rank_that_waits_on_a_host_that_is_gone_is_let_go(job):
-    job.hosts.slots["c"] = 1
-    job.started.get(timeout=SOON_S)
+    job.finds("c")
     assert job.comes_to_init("c", patience_s=0.05).get(timeout=SOON_S) is None
     del job.hosts.slots["c"]
     assert eventually(lambda: "c" not in job.driver._host_manager.current_hosts.available_hosts)
     assert job.comes_to_init("c").get(timeout=SOON_S).rank == -1
     job.ended["c"].put(0)
-    job.hosts.slots["c"] = 1
-    assert job.started.get(timeout=SOON_S).hostname == "c", "another one is started there"
+    job.finds("c"), "another one is started there"
 
 
-def test_others_hear_that_a_spare_comes_where_a_host_was_taken_away(monkeypatch):
-    job = Job(monkeypatch, most=2, spares=1, idle=["c"])
+def test_others_hear_that_a_spare_comes_where_a_host_was_taken_away(new_job):
+    job = new_job(most=2, spares=1, idle=["c"])
     spare = job.started.get(timeout=SOON_S).hostname
     assert job.comes_to_init(spare, patience_s=0.05).get(timeout=SOON_S) is None
-    del job.hosts.slots[next(host for host, slots in job.driver.host_assignments.items() if slots[0].rank == 1)]
-    assert job.told.get(timeout=SOON_S) & module.HostUpdateResult.added, "or they would not broadcast what it needs"
-    job.driver.stop()
+    del job.hosts.slots[job.of_rank(1)]
+    assert job.tells() & module.HostUpdateResult.added, "or they would not broadcast what it needs"
 
 
-def test_a_spare_that_has_gone_silent_has_no_place(monkeypatch):
+def test_a_spare_that_has_gone_silent_has_no_place(new_job, monkeypatch):
     monkeypatch.setattr(module, "SILENT_SECS", 0.2)
-    job = Job(monkeypatch, most=2, spares=1, idle=["c"])
+    job = new_job(most=2, spares=1, idle=["c"])
     spare = job.started.get(timeout=SOON_S).hostname
     assert job.comes_to_init(spare, patience_s=0.05).get(timeout=SOON_S) is None
     threading.Event().wait(0.4)  # its machine is gone, which ssh notices after minutes
-    stays, lost = sorted(job.driver.host_assignments, key=lambda host: job.driver.host_assignments[host][0].rank)
+    stays, lost = job.of_rank(0), job.of_rank(1)
     job.loses(lost)
     job.stop_training(stays)
     assert eventually(lambda: job.driver.world_size() == 1)
-    job.driver.stop()
 
 
-def test_a_rank_is_started_again_on_a_host_that_is_forgiven_while_too_few_wait(monkeypatch):
-    job = Job(monkeypatch, least=2)
+def test_a_rank_is_started_again_on_a_host_that_is_forgiven_while_too_few_wait(new_job):
+    job = new_job(least=2)
     job.loses("b")
     job.stop_training("a")
     assert eventually(lambda: job.host_is_given_up("b"))
@@ -276,7 +245,6 @@ def test_a_rank_is_started_again_on_a_host_that_is_forgiven_while_too_few_wait(m
     assert eventually(lambda: job.driver._worker_registry.last_rendezvous() == 2)
     assert job.driver.get_slot_info("b", 0).rank == 1
     assert nothing_comes(job.started), "it is not started twice"
-    job.driver.stop()
 
 
 def test_ranks_that_meet_wait_neither_for_the_discovery_of_hosts_nor_for_one_that_is_told_of_them(job, monkeypatch):
@@ -310,44 +278,35 @@ def test_ranks_that_meet_do_not_wait_for_a_frozen_one_that_is_told_of_hosts(job)
 def test_the_end_of_a_slots_former_process_says_nothing_of_the_one_that_has_its_place_now(job):
     former = job.ended["b"]
     del job.hosts.slots["b"]
-    job.told.get(timeout=SOON_S)
+    job.tells()
     job.stop_training("a", "b")
     assert eventually(lambda: job.driver.world_size() == 1)
-    job.hosts.slots["b"] = 1
-    assert job.started.get(timeout=SOON_S).hostname == "b"
-    place = job.comes_to_init("b")
-    job.told.get(timeout=SOON_S)
-    job.stop_training("a")
-    assert place.get(timeout=SOON_S).rank == 1
+    job.finds("b")
+    assert job.joins("b", "a").rank == 1
     former.put(0)
     registry = job.driver._worker_registry
     assert not eventually(registry.get_recorded_slots, within_s=0.3)
 
 
-def test_a_slot_that_is_not_tried_again_leaves_its_rank_to_another_host(monkeypatch):
-    job = Job(monkeypatch, most=3)
+def test_a_slot_that_is_not_tried_again_leaves_its_rank_to_another_host(new_job):
+    job = new_job(most=3)
     job.hosts.slots["a"] = 2
     job.started.get(timeout=SOON_S)
     job.ended["a"].put(1)
-    job.hosts.slots["c"] = 1
-    assert job.started.get(timeout=SOON_S).hostname == "c"
-    place = job.comes_to_init("c")
-    assert job.told.get(timeout=SOON_S)
-    job.stop_training("a", "b")
-    assert place.get(timeout=SOON_S).size == 3
-    job.driver.stop()
+    job.finds("c")
+    assert job.joins("c", "a", "b").size == 3
 
 
 def test_others_hear_that_some_may_come_whenever_a_host_was_taken_away(job):
     """One that comes between this and their meeting needs what they have, and is not told of to them."""
     del job.hosts.slots["b"]
-    assert job.told.get(timeout=SOON_S) == module.HostUpdateResult.mixed
+    assert job.tells() == module.HostUpdateResult.mixed
 
 
-def test_a_spare_that_ends_when_it_would_be_taken_stops_nobody(monkeypatch):
-    job = Job(monkeypatch, least=2, most=2, spares=1, idle=["c"])
+def test_a_spare_that_ends_when_it_would_be_taken_stops_nobody(new_job):
+    job = new_job(least=2, most=2, spares=1, idle=["c"])
     spare = job.started.get(timeout=SOON_S).hostname
-    stays, lost = sorted(job.driver.host_assignments, key=lambda host: job.driver.host_assignments[host][0].rank)
+    stays, lost = job.of_rank(0), job.of_rank(1)
     registry = job.driver._worker_registry
     job.loses(lost)
     assert eventually(registry.get_recorded_slots)
@@ -360,17 +319,15 @@ def test_a_spare_that_ends_when_it_would_be_taken_stops_nobody(monkeypatch):
     assert not job.driver.finished()
     job.hosts.slots["d"] = 1
     assert eventually(lambda: job.driver.world_size() == 2 and "d" in job.driver.host_assignments)
-    job.driver.stop()
 
 
 def test_a_rank_that_waits_asks_often_and_the_others_are_told_once(job, monkeypatch):
     monkeypatch.setattr(module, "ANSWER_SECS", 0.02)
     tells, has_come = [], job.driver._tell_who_have_come
     monkeypatch.setattr(job.driver, "_tell_who_have_come", lambda how: (tells.append(how), has_come(how)))
-    job.hosts.slots["c"] = 1
-    first = job.started.get(timeout=SOON_S)
+    first = job.finds("c")
     place = job.comes_to_init("c")
-    assert job.told.get(timeout=SOON_S)
+    assert job.tells()
     came_at = first.asked_at
     assert eventually(lambda: first.asked_at > came_at + 0.1), "it is known to be alive"
     assert tells == [True]
@@ -382,8 +339,7 @@ def test_a_rank_that_waits_is_known_to_be_alive_while_a_frozen_one_is_told_of_it
     told, answers = threading.Event(), threading.Event()
     for client in job.driver._worker_clients.values():
         client.notify_hosts_updated = lambda *what: (told.set(), answers.wait(SOON_S))
-    job.hosts.slots["c"] = 1
-    job.started.get(timeout=SOON_S)
+    job.finds("c")
     assert job.comes_to_init("c", patience_s=0.05).get(timeout=SOON_S / 2) is None, "it hears that it must wait on"
     assert told.wait(SOON_S)
     answers.set()

@@ -4,7 +4,6 @@ import importlib.util
 import subprocess
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from fake_builds import COMPILED, PYTHON, TENSORFLOW, TORCH, add_package, use_patches
@@ -13,7 +12,7 @@ from horovod_build import HorovodBuildError, command, plan, series, source
 from horovod_build.plan import Framework, make_plan
 
 
-def test_key_changes_with_whatever_changes_the_binary() -> None:
+def test_key_changes_with_whatever_changes_the_binary():
     """Every framework, version, interpreter, C library and build variable makes another key."""
     one = make_plan((TORCH, TENSORFLOW), {})
     others = [
@@ -28,7 +27,7 @@ def test_key_changes_with_whatever_changes_the_binary() -> None:
     assert len({one.key, *(other.key for other in others)}) == 1 + len(others)
 
 
-def test_key_changes_with_the_patches(monkeypatch: pytest.MonkeyPatch, torch_plan: plan.BuildPlan) -> None:
+def test_key_changes_with_the_patches(monkeypatch, torch_plan):
     """A wheel of an older recipe is not taken for one of the new."""
     keys = []
     for patches in ((COMPILED, PYTHON), (COMPILED,), (PYTHON,)):
@@ -41,7 +40,7 @@ def test_key_changes_with_the_patches(monkeypatch: pytest.MonkeyPatch, torch_pla
 
 
 @pytest.fixture
-def set_up(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def set_up(monkeypatch):
     """The script behind every target of the Makefile."""
     scripts = Path(__file__).parents[3] / "scripts"
     monkeypatch.syspath_prepend(scripts)
@@ -53,7 +52,7 @@ def set_up(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-def test_the_set_up_of_a_checkout_builds_anew_when_any_part_of_the_recipe_changes(set_up: ModuleType) -> None:
+def test_the_set_up_of_a_checkout_builds_anew_when_any_part_of_the_recipe_changes(set_up):
     """Its stamps are hashes of all files of the recipe, the patches included."""
     contents = [stage.content for stage in set_up.stages() if stage.name in ("horovod", "tensorflow")]
     assert len(contents) == 2
@@ -62,7 +61,7 @@ def test_the_set_up_of_a_checkout_builds_anew_when_any_part_of_the_recipe_change
         assert all(text in content for content in contents)
 
 
-def test_the_demo_waits_for_torch_alone(set_up: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_demo_waits_for_torch_alone(set_up, tmp_path, monkeypatch):
     """Its stages are the first of all, so that what comes later goes on from there and does nothing again."""
     monkeypatch.setattr(set_up, "VENV", tmp_path / "venv")
     monkeypatch.setattr(set_up, "STAMPS", tmp_path / "stamps")
@@ -88,28 +87,26 @@ def test_the_demo_waits_for_torch_alone(set_up: ModuleType, tmp_path: Path, monk
     assert ran == ["development", "tensorflow"], "Horovod is for torch alone now, though all pins are the old ones"
 
 
-def test_horovod_for_torch_is_built_without_a_tensorflow_from_before(
-    set_up: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_horovod_for_torch_is_built_without_a_tensorflow_from_before(set_up, monkeypatch):
     """A pin may have changed: the old TensorFlow's part would be compiled for nothing. The last stage has both."""
     monkeypatch.setattr(set_up.subprocess, "run", lambda *_, env, **__: subprocess.CompletedProcess([], len(env)))
     without = {stage.name: stage.action() for stage in set_up.stages() if stage.name in ("horovod", "tensorflow")}
     assert without["horovod"] == without["tensorflow"] + 1
 
 
-def _note(ran: list[str], name: str) -> int:
+def _note(ran, name):
     ran.append(name)
     return 0
 
 
-def test_key_is_the_same_inside_a_job(torch_plan: plan.BuildPlan) -> None:
+def test_key_is_the_same_inside_a_job(torch_plan):
     """Horovod's run-time variables do not enter the key, and the key is one path component."""
     inside = make_plan((TORCH,), {"HOROVOD_RANK": "1", "HOROVOD_CYCLE_TIME": "2", "PATH": "/bin"})
     assert inside.key == torch_plan.key
     assert "/" not in torch_plan.key
 
 
-def test_absent_frameworks_are_switched_off(torch_plan: plan.BuildPlan) -> None:
+def test_absent_frameworks_are_switched_off(torch_plan):
     """A build for torch alone says so to Horovod, and is by Gloo, without MPI."""
     variables = dict(torch_plan.variables)
     assert variables["HOROVOD_WITH_PYTORCH"] == variables["HOROVOD_WITHOUT_TENSORFLOW"] == "1"
@@ -117,7 +114,7 @@ def test_absent_frameworks_are_switched_off(torch_plan: plan.BuildPlan) -> None:
     assert "HOROVOD_WITH_TENSORFLOW" not in variables
 
 
-def test_users_build_variables_win() -> None:
+def test_users_build_variables_win():
     """Who asks for MPI gets it, and no contradiction beside it; own compiler flags stay."""
     variables = dict(make_plan((TORCH,), {"HOROVOD_WITH_MPI": "1", "CXXFLAGS": "-O1"}).variables)
     assert variables["HOROVOD_WITH_MPI"] == "1"
@@ -125,7 +122,7 @@ def test_users_build_variables_win() -> None:
     assert variables["CXXFLAGS"].startswith("-O1 ")
 
 
-def test_frameworks_are_found_without_importing_them(site: Path) -> None:
+def test_frameworks_are_found_without_importing_them(site):
     """Both frameworks are named with the versions of their distributions; one that is switched off is left out."""
     add_package(site, "torch", "9.1")
     add_package(site, "tensorflow", "8.2", distribution="tensorflow_cpu")
@@ -133,14 +130,14 @@ def test_frameworks_are_found_without_importing_them(site: Path) -> None:
     assert [f.module for f in plan.find_frameworks({"HOROVOD_WITHOUT_PYTORCH": "1"})] == ["tensorflow"]
 
 
-def test_a_framework_whose_version_is_not_known_is_named(site: Path) -> None:
+def test_a_framework_whose_version_is_not_known_is_named(site):
     (site / "torch").mkdir()
     (site / "torch" / "__init__.py").touch()
     with pytest.raises(HorovodBuildError, match="version of torch"):
         plan.find_frameworks({})
 
 
-def test_no_framework_is_an_error_with_a_way_out(site: Path) -> None:
+def test_no_framework_is_an_error_with_a_way_out(site):
     """A mere directory called torch is not torch, and the error says what to install."""
     (site / "torch").mkdir()
     with pytest.raises(HorovodBuildError, match=r"torch.*tensorflow.*pip install torch"):

@@ -4,7 +4,7 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from types import SimpleNamespace
 from urllib.error import HTTPError
@@ -27,7 +27,7 @@ AT_1 = b"0 5\n0at1.2 5\n2at1."
 
 
 @pytest.fixture(autouse=True)
-def key(monkeypatch: pytest.MonkeyPatch) -> None:
+def key(monkeypatch):
     monkeypatch.setenv("_HOROVOD_SECRET_KEY", "of this job")
 
 
@@ -35,7 +35,7 @@ Send = Callable[..., bytes | int]
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["a fixed job", "an elastic job"])
-def launcher(request: pytest.FixtureRequest) -> Iterator[tuple[RendezvousServer, int]]:
+def launcher(request):
     """A launcher's server, and its port."""
     server = RendezvousServer()
     driver = SimpleNamespace(_worker_registry=SimpleNamespace(get_recorded_slots=list))
@@ -46,12 +46,12 @@ def launcher(request: pytest.FixtureRequest) -> Iterator[tuple[RendezvousServer,
 
 
 @pytest.fixture
-def send(launcher: tuple[RendezvousServer, int]) -> Send:
+def send(launcher):
     """Send a request to the launcher of three ranks on two hosts; return the answer, or the status of one without."""
     server, port = launcher
     server.init([SlotInfo(f"host{r // 2}", r, r % 2, r // 2, 3, 2 - r // 2, 2 - r % 2) for r in range(3)])
 
-    def send(method: str, path: str, body: bytes | None = None) -> bytes | int:
+    def send(method, path, body=None):
         url, headers = f"http://{HOST}:{port}/{path}", {"X-Horovod-Token": secret.request_token()}
         try:
             with urlopen(Request(url, data=body, headers=headers, method=method), timeout=SOON_S) as answer:
@@ -62,7 +62,7 @@ def send(launcher: tuple[RendezvousServer, int]) -> Send:
     return send
 
 
-def asked(send: Send, path: str) -> "queue.Queue[bytes | int]":
+def asked(send, path):
     """Ask in a thread; the answer is put into the queue that this returns."""
     answer: queue.Queue[bytes | int] = queue.Queue()
     threading.Thread(target=lambda: answer.put(send("GET", path)), daemon=True).start()
@@ -70,9 +70,7 @@ def asked(send: Send, path: str) -> "queue.Queue[bytes | int]":
 
 
 @pytest.mark.parametrize("scope", ["global", "global_process_set_hash_1"], ids=["planned", "of a process set"])
-def test_a_rank_hears_of_all_others_as_soon_as_the_last_one_has_come(
-    send: Send, scope: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rank_hears_of_all_others_as_soon_as_the_last_one_has_come(send, scope, monkeypatch):
     """Each rank's address for this one, of those that it has for all."""
     monkeypatch.setattr(http_server, "HOLD_SECONDS", SOON_S)
     for rank in "01":
@@ -87,7 +85,7 @@ def test_a_rank_hears_of_all_others_as_soon_as_the_last_one_has_come(
     assert send("GET", f"{scope}/all_of_3_for_2") == b"0 5\n0at2.1 5\n1at2.", "who comes last does not wait"
 
 
-def test_a_rank_that_waits_hears_who_is_there_once_a_second(send: Send, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_waits_hears_who_is_there_once_a_second(send, monkeypatch):
     """So it can say for whom it has waited in vain."""
     monkeypatch.setattr(http_server, "HOLD_SECONDS", 0.01)
     assert send("GET", "global/all_of_3_for_1") == b""
@@ -96,7 +94,7 @@ def test_a_rank_that_waits_hears_who_is_there_once_a_second(send: Send, monkeypa
     assert send("GET", "global/all_of_3_for_1") == b"2 5\n2at1."
 
 
-def test_other_keys_are_answered_one_by_one(send: Send, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_keys_are_answered_one_by_one(send, monkeypatch):
     """Ranks of a released Horovod ask so; their host names do not make a scope complete."""
     send("PUT", "global/0", ADDRESSES["0"])
     assert send("GET", "global/0") == ADDRESSES["0"]
@@ -109,7 +107,7 @@ def test_other_keys_are_answered_one_by_one(send: Send, monkeypatch: pytest.Monk
     assert time.monotonic() - began >= 0.3, "the others were waited for"
 
 
-def test_a_scope_that_is_done_leaves_the_others_as_they_are(send: Send) -> None:
+def test_a_scope_that_is_done_leaves_the_others_as_they_are(send):
     """Else the next meeting of a job that is not elastic finds former addresses."""
     for scope in ("local_host0", "cross_1"):
         send("PUT", f"{scope}/0", b"former")
@@ -121,14 +119,14 @@ def test_a_scope_that_is_done_leaves_the_others_as_they_are(send: Send) -> None:
 
 
 @pytest.fixture
-def busy() -> Iterator[RendezvousHTTPServer]:
+def busy():
     """A server that takes no connections yet."""
     server = RendezvousHTTPServer((HOST, 0), RendezvousHandler, 0)
     yield server
     server.server_close()
 
 
-def test_as_many_ranks_as_may_ask_at_once_are_connected(busy: RendezvousHTTPServer) -> None:
+def test_as_many_ranks_as_may_ask_at_once_are_connected(busy):
     """One for which the queue has no room tries again after a second, and then after more."""
     with ExitStack() as connections:
         made = [
@@ -139,9 +137,7 @@ def test_as_many_ranks_as_may_ask_at_once_are_connected(busy: RendezvousHTTPServ
 
 
 @pytest.mark.parametrize(("error", "told"), [(ConnectionResetError, False), (KeyError, True)])
-def test_only_a_rank_that_is_gone_leaves_no_trace(
-    busy: RendezvousHTTPServer, error: type[Exception], told: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_only_a_rank_that_is_gone_leaves_no_trace(busy, error, told, capsys):
     """Ranks are lost while they wait for an answer, which is no error of the launcher's."""
     try:
         raise error("a")

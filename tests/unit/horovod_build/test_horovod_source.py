@@ -15,7 +15,7 @@ GIT = ("git", "apply", "-p1")
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> Path:
+def tree(tmp_path):
     """The small source, unpacked in a folder of its own."""
     for name, text in FAKE_FILES.items():
         file = tmp_path / "work" / "tree" / name
@@ -25,7 +25,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("command", [GNU, GIT], ids=["patch", "git"])
-def test_patches_change_what_they_name(tree: Path, tmp_path: Path, command: tuple[str, ...]) -> None:
+def test_patches_change_what_they_name(tree, tmp_path, command):
     """Also below a repository, where git would by itself do nothing."""
     (tmp_path / ".git").mkdir()
     patches.apply(tree, (COMPILED, PYTHON), command, tmp_path / "log")
@@ -36,9 +36,7 @@ def test_patches_change_what_they_name(tree: Path, tmp_path: Path, command: tupl
 
 @pytest.mark.parametrize("command", [GNU, GIT], ids=["patch", "git"])
 @pytest.mark.parametrize("text", ["import queue\nSIZE = 6\n", "import other\nSIZE = 5\n", None])
-def test_a_patch_that_does_not_fit_is_named(
-    tree: Path, tmp_path: Path, command: tuple[str, ...], text: str | None
-) -> None:
+def test_a_patch_that_does_not_fit_is_named(tree, tmp_path, command, text):
     """Where a line to change, or one beside it, or the file is another one, or there is none."""
     path = tree / "horovod/runner/server.py"
     path.unlink() if text is None else path.write_text(text)
@@ -46,7 +44,7 @@ def test_a_patch_that_does_not_fit_is_named(
         patches.apply(tree, (COMPILED, PYTHON), command, tmp_path / "log")
 
 
-def test_a_patch_of_python_files_alone_compiles_nothing() -> None:
+def test_a_patch_of_python_files_alone_compiles_nothing():
     """A patch that changes both counts by its other files; setup.py decides what the compiler does."""
     assert PYTHON.compiled == ""
     both = patches.Patch("both", "", COMPILED.text + PYTHON.text.partition("\n\n")[2])
@@ -54,7 +52,7 @@ def test_a_patch_of_python_files_alone_compiles_nothing() -> None:
     assert patches.Patch("setup", "", PYTHON.text.replace("horovod/runner/server.py", "setup.py")).compiled
 
 
-def test_each_patch_has_a_purpose_and_a_header_and_is_in_the_series_once() -> None:
+def test_each_patch_has_a_purpose_and_a_header_and_is_in_the_series_once():
     """The header says what fails without it, why, and whether Horovod's tracker knows it."""
     names = [patch.name for patch in series()]
     assert sorted([*names, "series"]) == sorted(path.name for path in patches._FOLDER.iterdir())
@@ -65,7 +63,7 @@ def test_each_patch_has_a_purpose_and_a_header_and_is_in_the_series_once() -> No
 
 
 @pytest.mark.parametrize("command", [GNU, GIT], ids=["patch", "git"])
-def test_all_patches_fit_the_source_that_is_pinned(tmp_path: Path, command: tuple[str, ...]) -> None:
+def test_all_patches_fit_the_source_that_is_pinned(tmp_path, command):
     """Each at the lines that it names, without a guess."""
     sdist = cache_root(os.environ) / source.SDIST_NAME
     if not sdist.exists():
@@ -79,7 +77,7 @@ def test_all_patches_fit_the_source_that_is_pinned(tmp_path: Path, command: tupl
     assert {path.relative_to(tree).as_posix() for path in tree.rglob("*") if path.is_file()} == files
 
 
-def test_download_with_another_hash_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_download_with_another_hash_is_refused(tmp_path, monkeypatch):
     """A wrong file is an error with both hashes, and is not kept."""
 
     kept, work = tmp_path / "kept", tmp_path / "work"
@@ -91,14 +89,14 @@ def test_download_with_another_hash_is_refused(tmp_path: Path, monkeypatch: pyte
     assert list(kept.iterdir()) == []
 
 
-def test_source_is_downloaded_once_and_again_if_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_source_is_downloaded_once_and_again_if_damaged(tmp_path, monkeypatch):
     """The kept copy is used while it is intact; a damaged one is replaced."""
     original = make_sdist(tmp_path / "original", FAKE_FILES, monkeypatch)
     kept, work, calls = tmp_path / "kept", tmp_path / "work", []
     kept.mkdir()
     work.mkdir()
 
-    def download(argv: list[str], **_: object) -> None:
+    def download(argv, **_):
         calls.append(argv)
         (work / source.SDIST_NAME).write_bytes(original.read_bytes())
 

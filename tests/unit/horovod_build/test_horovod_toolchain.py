@@ -2,17 +2,15 @@
 
 import os
 import sys
-from pathlib import Path
 
 import pytest
 from fake_builds import SILENT, script
 
-from horovod_build import HorovodBuildError, command, compile, plan, toolchain
-from horovod_build.cache import WheelCache
+from horovod_build import HorovodBuildError, command, compile, toolchain
 from horovod_build.patches import patch_command
 
 
-def test_all_missing_tools_are_reported_at_once(bare: Path) -> None:
+def test_all_missing_tools_are_reported_at_once(bare):
     """Compiler, CMake, make and headers, each with Debian's and Fedora's package."""
     with pytest.raises(HorovodBuildError) as caught:
         toolchain.find_toolchain({"PATH": str(bare)})
@@ -40,7 +38,7 @@ def test_all_missing_tools_are_reported_at_once(bare: Path) -> None:
         ("c++", "echo 'error: no thread' >&2; exit 1", r"C\+\+17.*no thread"),
     ],
 )
-def test_tools_that_do_not_do_are_reported(bare: Path, name: str, text: str, complaint: str) -> None:
+def test_tools_that_do_not_do_are_reported(bare, name, text, complaint):
     """An old or broken CMake and a compiler without its library are found by trying them."""
     script(bare / "cc", "exit 0")
     script(bare / "c++", "exit 0")
@@ -49,9 +47,7 @@ def test_tools_that_do_not_do_are_reported(bare: Path, name: str, text: str, com
         toolchain.find_toolchain({"PATH": str(bare)})
 
 
-def test_a_complete_toolchain_is_returned_and_handed_to_cmake(
-    bare: Path, torch_plan: plan.BuildPlan, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_complete_toolchain_is_returned_and_handed_to_cmake(bare, torch_plan, monkeypatch):
     """CMake 4 will do, the interpreter's own scripts come first on PATH, and the build is told what was found."""
     for name in ("cc", "c++", "make", "cmake", "git"):
         script(bare / name, "echo cmake version 4.0.1")
@@ -70,16 +66,14 @@ def test_a_complete_toolchain_is_returned_and_handed_to_cmake(
 
 
 @pytest.mark.parametrize(("version", "complaint"), [("81.0.0", "81.0.0"), (None, "absent")])
-def test_setuptools_must_be_below_81(monkeypatch: pytest.MonkeyPatch, version: str | None, complaint: str) -> None:
+def test_setuptools_must_be_below_81(monkeypatch, version, complaint):
     """A setuptools that is too new, or absent, is reported with the requirement to install."""
     monkeypatch.setattr(toolchain, "installed_version", lambda name: version if name == "setuptools" else "1.0")
     with pytest.raises(HorovodBuildError, match=f"{complaint}.*'setuptools<81'"):
         toolchain.find_toolchain(os.environ)
 
 
-def test_nothing_is_downloaded_where_tools_are_missing(
-    bare: Path, cache: WheelCache, torch_plan: plan.BuildPlan, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_downloaded_where_tools_are_missing(bare, cache, torch_plan, monkeypatch):
     """The tools are looked for first, and the cache is not even created."""
     monkeypatch.setattr(command, "fetch", lambda *_: pytest.fail("downloaded before the tools were checked"))
     with pytest.raises(HorovodBuildError, match=r"C\+\+ compiler"):

@@ -1,7 +1,5 @@
 """One command on several hosts: each knows its number, all are waited for, and a failure is told."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Hosts on one machine: what their links do to packets, and that nothing of them stays."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Scripts end the process groups that they make: a thread of one that is left may abort its process at exit."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path
@@ -13,7 +11,7 @@ SCRIPTS = [
 PAGES = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
 
 
-def calls(path: Path) -> set[str]:
+def calls(path):
     tree = ast.parse(path.read_text(encoding="utf-8"))
     return {node.func.attr for node in ast.walk(tree) if isinstance(node, ast.Call) and hasattr(node.func, "attr")}
 

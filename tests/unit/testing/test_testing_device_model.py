@@ -1,7 +1,5 @@
 """A process that plays a device takes the modelled time, and has no memory for more than the modelled batch."""
 
-from __future__ import annotations
-
 import pytest
 
 from hvd_hetero.testing import DeviceModel
@@ -10,17 +8,17 @@ from hvd_hetero.testing import DeviceModel
 class World:
     """A clock that moves by work and by sleeping."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.now_s = 50.0
 
-    def clock(self) -> float:
+    def clock(self):
         return self.now_s
 
-    def work(self, seconds: float) -> None:
+    def work(self, seconds):
         self.now_s += seconds
 
 
-def played(world: World, **options) -> DeviceModel:
+def played(world, **options):
     return DeviceModel(0.5, 2.0, 4, clock=world.clock, sleep=world.work, **options)
 
 

@@ -1,7 +1,5 @@
 """Faults strike the rank and the round they are ordered for, once, whatever the ranks are numbered afterwards."""
 
-from __future__ import annotations
-
 import math
 import signal
 import subprocess

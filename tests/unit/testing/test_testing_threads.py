@@ -1,7 +1,5 @@
 """Ranks as threads: results in order of rank, and an end in any case."""
 
-from __future__ import annotations
-
 import queue
 import subprocess
 import sys

@@ -4,8 +4,6 @@ Figures agree with the truth to 5 %, or a range holds it where the run leaves th
 so does a record of every k-th round. HVD_HETERO_STRENGTH=3 covers all triples of options.
 """
 
-from __future__ import annotations
-
 import os
 
 import numpy as np
@@ -49,7 +47,7 @@ OPTIONS = {
 }
 
 
-def refused(case) -> bool:
+def refused(case):
     """What cannot be recorded: some policies count micro-batches themselves, and need a reducer and a batch of ours."""
     simple = case.get("policy") in (None, "bsp", "lb-bsp", "rests", "static")
     return (
@@ -63,14 +61,14 @@ def refused(case) -> bool:
 CASES = covering(OPTIONS, int(os.environ.get("HVD_HETERO_STRENGTH", "2")), refused, seed=1)
 
 
-def machines_of(case) -> Cluster:
+def machines_of(case):
     speeds = [4.0 if case["policy"] == "rests" and speed == min(SPEEDS[case["ranks"]]) else speed
               for speed in SPEEDS[case["ranks"]]]  # fmt: skip
     workers = (Worker(Compute.at_speed(v, case["fixed_s"]), variation=(Jitter("round", 0.01),)) for v in speeds)
     return Cluster(tuple(workers), Network("recorded", recorded_s=(TRANSFER_S,)), seed=2)
 
 
-def totals_of(case) -> list[int]:
+def totals_of(case):
     """A batch that doubles twice."""
     return [BATCH] * 20 + [2 * BATCH] * 30 + [4 * BATCH] * (ROUNDS - 50) if case["batch"] == "adapts" else [BATCH]
 

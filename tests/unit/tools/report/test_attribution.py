@@ -47,22 +47,6 @@ def test_a_last_round_whose_waiting_is_not_known_waits_as_the_others_did():
     assert lost(one).kinds_s["transfer"].tolist() == [0.0]
 
 
-def test_the_figures_of_the_run_by_hand():
-    """Round 0 counts nowhere; shares are of the 11.75 s that the other rounds took."""
-    found = figures(by_hand(), replayed=False)
-    assert (found.rounds, found.left_out, found.elapsed_s) == (4, 1, 11.75)
-    assert found.slowdown == pytest.approx(11.75 / (4 / 3 + 4.6))
-    assert found.samples_per_s == pytest.approx(80 / 11.75)
-    assert found.samples_per_s == pytest.approx(by_hand().throughput)
-    assert found.ranks.cost == pytest.approx([2.2 / 11.75, (2 / 3 + 1.2) / 11.75])
-    assert found.ranks.cost_input == pytest.approx([0, 1.2 / 11.75])
-    assert found.ranks.last == pytest.approx([0.5, 0.75])  # the third round ends with both
-    assert found.ranks.waiting == pytest.approx(by_hand().waiting_share)
-    assert found.ranks.samples_per_s == pytest.approx([5, 5])  # of 10, 10, 5, 2.5 and of 5, 5, 5, 5
-    assert found.ranks.of_best_rank == pytest.approx([1, 1])
-    assert found.ideal + sum(found.kinds.values()) == pytest.approx(1)
-
-
 def test_airport_is_shapleys_value():
     """Costs are the mean over all orders of what a rank adds to the time of those before it."""
     rng = np.random.default_rng(0)
@@ -116,13 +100,6 @@ def test_the_parts_of_a_cost_are_those_that_interpolation_finds():
         assert found.kinds_s["loop"][k] == pytest.approx((found.cost_s[k] - until_input_s).sum(), abs=1e-12)
 
 
-def test_without_a_usable_wait_a_loop_is_not_told_from_that_of_all_ranks():
-    for wait_s in ([0.5, np.nan], [0.5, -1], [0.5, 9]):
-        found = lost(run_of([[10, 10]] * 3, [[2, 2]] * 3, [4] * 3, wait_s=[wait_s] * 3))
-        assert found.cost_s.tolist() == [[0, 0]] * 3
-        assert found.kinds_s["loop"].tolist() == [0] * 3
-
-
 def test_the_ideal_is_the_least_time_for_the_same_samples():
     """By bisection over the time: what the ranks get done by then, each after its fixed part, is all samples."""
     rng = np.random.default_rng(1)
@@ -143,7 +120,7 @@ def test_the_ideal_is_the_least_time_for_the_same_samples():
         assert found == pytest.approx(late, rel=1e-9)
 
 
-def a_run(seed: int, rounds: int = 12, workers: int = 5):
+def a_run(seed, rounds=12, workers=5):
     rng = np.random.default_rng(seed)
     samples = rng.integers(0, 50, (rounds, workers))
     samples[:, 0] += 1
@@ -262,3 +239,19 @@ def test_no_share_of_a_run_is_below_nothing_and_all_sum_to_it():
     assert found.ideal + sum(found.kinds.values()) == pytest.approx(1)
     shown = [float(row[1].rstrip("%")) for row in kinds_table(found).rows]
     assert sum(shown) == pytest.approx(100)
+
+
+def test_the_figures_of_the_run_by_hand():
+    """Round 0 counts nowhere; shares are of the 11.75 s that the other rounds took."""
+    found = figures(by_hand(), replayed=False)
+    assert (found.rounds, found.left_out, found.elapsed_s) == (4, 1, 11.75)
+    assert found.slowdown == pytest.approx(11.75 / (4 / 3 + 4.6))
+    assert found.samples_per_s == pytest.approx(80 / 11.75)
+    assert found.samples_per_s == pytest.approx(by_hand().throughput)
+    assert found.ranks.cost == pytest.approx([2.2 / 11.75, (2 / 3 + 1.2) / 11.75])
+    assert found.ranks.cost_input == pytest.approx([0, 1.2 / 11.75])
+    assert found.ranks.last == pytest.approx([0.5, 0.75])  # the third round ends with both
+    assert found.ranks.waiting == pytest.approx(by_hand().waiting_share)
+    assert found.ranks.samples_per_s == pytest.approx([5, 5])  # of 10, 10, 5, 2.5 and of 5, 5, 5, 5
+    assert found.ranks.of_best_rank == pytest.approx([1, 1])
+    assert found.ideal + sum(found.kinds.values()) == pytest.approx(1)

@@ -1,7 +1,5 @@
 """What a report says of samples that cost unequally much."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from report_runs import run_of

@@ -9,7 +9,6 @@ from hvd_hetero.policies import BSP, LBBSP
 from hvd_hetero.telemetry import Telemetry, TelemetryWriter, read_run
 from hvd_hetero.tools.report import figures
 from hvd_hetero.tools.report.causes import Cause
-from hvd_hetero.tools.report.figures import MOST_BLOCKS, MOST_ROWS
 from hvd_hetero.tools.report.made import report_of
 from hvd_hetero.tools.report.verdict import verdict
 from hvd_hetero.tools.report.work import impossible
@@ -17,7 +16,7 @@ from hvd_hetero.tools.simulation import Availability, BestSplit, Cluster, Comput
 from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
 
 
-def unequal(*, fixed_s: float = 0.0, lost: Availability | None = None) -> Cluster:
+def unequal(*, fixed_s=0.0, lost=None):
     workers = (
         Worker(Compute.at_speed(900, fixed_s), variation=(Jitter("round", 0.02),)),
         Worker(Compute.at_speed(300, fixed_s), lost or Availability(), (Jitter("round", 0.02),)),
@@ -86,31 +85,10 @@ def test_equal_batches_and_the_best_split_from_a_balanced_run_are_those_of_such_
     assert found.of("lb-bsp") is None, "the run itself says what LB-BSP makes"
 
 
-def test_of_a_thinned_run_as_many_recorded_rounds_are_replayed(tmp_path, monkeypatch):
-    """Every fourth round is recorded: the last 60 lines, instead of 300, are of 240 rounds."""
-    monkeypatch.setattr("hvd_hetero.tools.report.alternatives.MOST_ROUNDS", 60)
-    record(tmp_path / "run.jsonl", Cluster.of_speeds([400, 200]), BSP(), 96, 80)
-    run = read_run(tmp_path / "run.jsonl")
-    thinned = run.replace(round=4 * run.round, every=4)
-    for each in (run, thinned):
-        assert 50 <= figures(each).alternatives.rounds <= 60
-
-
 def test_a_run_that_cannot_be_replayed_is_reported_without_other_splits():
     found = figures(by_hand())
     assert found.alternatives is None
     assert "at least 2 rounds after the start-up" in found.no_alternatives
-
-
-def test_the_size_of_the_figures_does_not_grow_with_the_run():
-    rng = np.random.default_rng(0)
-    seconds = rng.uniform(1, 2, (700, 300))
-    over = figures(run_of(np.full((700, 300), 5), seconds, seconds.max(axis=1)), replayed=False).over_time
-    assert len(over.round_s) == MOST_BLOCKS
-    assert over.batches.rows.shape == (7, MOST_BLOCKS)
-    assert over.cost.rows.shape == (MOST_ROWS, MOST_BLOCKS)
-    assert over.edges[0] == 1
-    assert over.edges[-1] == 701
 
 
 def test_a_heat_map_shows_the_worst_rank_of_each_row():

@@ -1,7 +1,5 @@
 """Ranks that take turns in being slow, and what all of them have besides."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from report_runs import run_of
@@ -12,7 +10,7 @@ from hvd_hetero.tools.report.made import report_of
 ROUNDS = 80
 
 
-def in_turns(extra_s: float, each: int = 1, **readings):
+def in_turns(extra_s, each=1, **readings):
     """Two ranks of 50 ms a round, of which now one and now the other takes longer, for so many rounds each."""
     turn = np.arange(ROUNDS)[:, None] // each % 2 == [0, 1]
     own_s = 0.05 + extra_s * turn

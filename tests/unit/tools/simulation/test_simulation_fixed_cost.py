@@ -1,7 +1,5 @@
 """What a micro-batch costs besides its samples: found in a recorded run, or told to be unknown."""
 
-from __future__ import annotations
-
 import functools
 import json
 import math
@@ -11,13 +9,13 @@ import pytest
 from report_runs import record, run_of
 
 from hvd_hetero.policies import BSP, LBBSP, LBNonBlocking, NonBlocking, SelfAdaptive
-from hvd_hetero.telemetry import Run, read_run
+from hvd_hetero.telemetry import read_run
 from hvd_hetero.tools.cli import commands as cli
 from hvd_hetero.tools.report.alternatives import alternatives
 from hvd_hetero.tools.simulation import Cluster, Compute, Jitter, Worker
 from hvd_hetero.tools.simulation.description import recorded_description
 from hvd_hetero.tools.simulation.micro_batch_cost import Fixed, fixed_samples
-from hvd_hetero.tools.simulation.replay import WARM_UP_ROUNDS, rate_error, replay
+from hvd_hetero.tools.simulation.replay import rate_error, replay
 from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
 
 BATCH, ROUNDS, DATASET = 96, 120, 96 * 8 + 40  # an epoch ends with 40 samples of 96
@@ -35,12 +33,12 @@ CLUSTERS = {
 }
 
 
-def machines(slopes_ms, fixed_ms: float, sigma: float = 0.02, seed: int = 0) -> Cluster:
+def machines(slopes_ms, fixed_ms, sigma=0.02, seed=0):
     variation = (Jitter("round", sigma),) if sigma else ()
     return Cluster(tuple(Worker(Compute(m / 1e3, fixed_ms / 1e3), variation=variation) for m in slopes_ms), seed=seed)
 
 
-def rate(cluster: Cluster, policy, path=None, dataset: int = DATASET, batch: int = BATCH) -> float:
+def rate(cluster, policy, path=None, dataset=DATASET, batch=BATCH):
     """Samples per second after two epochs; ``path`` gets the telemetry."""
     return record(path, cluster, policy, batch, ROUNDS, data=WholeRounds(dataset, shuffle=True)).rate(18)
 
@@ -66,19 +64,6 @@ def test_the_fixed_cost_is_found_among_noise_outliers_and_drift(slope_ms, fixed_
     assert np.quantile(np.abs(missed), 0.9) < 0.05
 
 
-def test_telemetry_that_tells_little_means_little():
-    """Four short rounds that scatter by a fifth: no fixed cost is as likely as any, and the range says the rest."""
-    shares, ranges = [], []
-    for seed in range(30):
-        samples = np.array([32.0, 32.0, 12.0] * 4)
-        seconds = 2 * samples * np.exp(np.random.default_rng(seed).normal(0, 0.2, 12))
-        found = fixed_samples(samples, np.ones(12), seconds, np.arange(11) % 3 < 2)
-        shares.append(found.likely.micro_batch / (32 + found.likely.micro_batch))
-        ranges.append(found.most.micro_batch / (32 + found.most.micro_batch))
-    assert np.mean(shares) < 0.05, "with all costs equally likely, 0.12"
-    assert np.mean(ranges) > 0.4
-
-
 @pytest.mark.parametrize("pairs", [0, 2])
 def test_one_size_or_two_pairs_do_not_tell_it(pairs):
     """Then all is possible, up to micro-batches that cost the same whatever they hold."""
@@ -90,15 +75,16 @@ def test_one_size_or_two_pairs_do_not_tell_it(pairs):
 
 
 @functools.cache
-def real_rate(cluster: str, policy: str) -> float:
+def real_rate(cluster, policy):
     return rate(machines(*CLUSTERS[cluster]), POLICIES[policy]())
 
 
 @pytest.mark.parametrize(
     ("source", "cluster"),
     [
-        *((source, "3 ranks") for source in ("bsp", "lb-bsp", "self-adaptive", "non-blocking")),
+        ("bsp", "3 ranks"),
         ("lb-bsp", "2 ranks"),
+        ("self-adaptive", "3 ranks"),
         ("non-blocking", "no fixed cost"),
     ],
 )
@@ -117,7 +103,7 @@ def test_each_policy_is_told_from_the_telemetry_of_each(source, cluster, tmp_pat
             assert told == pytest.approx(real, rel=0.06), name
 
 
-def simulated(path, capsys, *options) -> dict:
+def simulated(path, capsys, *options):
     assert cli.main(["simulate", "--from", str(path), "--json", *options]) == 0
     document = json.loads(capsys.readouterr().out)
     return document | {"schemes": {row["scheme"]: row for row in document["schemes"]}}
@@ -154,7 +140,7 @@ def test_a_run_with_short_rounds_yields_figures(tmp_path, capsys):
     assert "Ranges" not in capsys.readouterr().out
 
 
-def two_ranks(samples, seconds, **columns) -> Run:
+def two_ranks(samples, seconds, **columns):
     """Rounds of so many samples and seconds of each rank."""
     samples, seconds = np.asarray(samples), np.asarray(seconds)
     known = {"wait_s": 0.0, "cpu": 1.0, "memory": 1.0} | columns
@@ -165,7 +151,7 @@ SHORT = np.where(np.arange(90) % 9 == 8, 12, 32)[:, None] * [1, 1]  # each ninth
 SLOPES_S, EPOCHS = np.array([0.002, 0.004]), np.arange(90) // 9
 
 
-def ten_milliseconds(run: Run) -> None:
+def ten_milliseconds(run):
     for least, likely, most in replay(run).fixed_s:
         assert likely == pytest.approx(0.010, rel=0.02)
         assert 0.009 < least <= 0.010 <= most < 0.011
@@ -193,11 +179,6 @@ def test_rounds_without_figures_move_nothing(column, figure):
 def test_what_a_rank_paid_once_is_no_cost_of_a_micro_batch():
     """5 ms of each round are the update, as the rank reports; 10 are the micro-batch's."""
     ten_milliseconds(two_ranks(SHORT, SHORT * SLOPES_S + 0.015, epoch=EPOCHS, once_s=0.005))
-
-
-def test_one_round_after_the_start_is_refused():
-    with pytest.raises(ValueError, match="record a longer one"):
-        replay(two_ranks([[32, 32]] * (WARM_UP_ROUNDS + 1), [[0.1, 0.2]] * (WARM_UP_ROUNDS + 1)))
 
 
 def test_a_run_of_long_rounds_is_simulated_for_as_many_samples():
@@ -267,7 +248,7 @@ SMALL, UPDATE_S = 64, 0.0005
 steady = functools.partial(machines, sigma=0.01)
 
 
-def waiting_rate(cluster: Cluster, policy, path=None, waits=None) -> float:
+def waiting_rate(cluster, policy, path=None, waits=None):
     """Samples per second; ``path`` gets the telemetry, in which ``waits(samples)`` of each rank's work is waiting."""
     found = rate(cluster, policy, path, SMALL * 8 + 24, SMALL)
     if path is not None:
@@ -277,7 +258,7 @@ def waiting_rate(cluster: Cluster, policy, path=None, waits=None) -> float:
     return found
 
 
-def _waiting(record: dict, waits) -> dict:
+def _waiting(record, waits):
     waited = waits(np.array(record["samples"]))
     compute_s = np.array(record["compute_s"]) - waited
     return record | {
@@ -316,26 +297,7 @@ def test_a_wait_may_come_once_or_with_each_micro_batch(tmp_path, capsys):
     assert least < waiting_rate(steady((1, 2), 3.0), SelfAdaptive()) < most
 
 
-def test_a_cost_that_the_bend_of_a_step_hides_is_in_the_range():
-    """By hand: 1 + x / 320 ms a sample and 1.8 ms a micro-batch. A line through 32 and 12 samples has 0.6."""
-    samples = np.where(np.arange(90) % 9 == 8, 12.0, 32.0)
-    seconds = samples * (1 + samples / 320) + 1.8
-    found = fixed_samples(samples, np.ones(90), seconds, np.arange(89) % 9 < 8)
-    assert found.likely.micro_batch < 1.0
-    assert found.least.micro_batch <= 1.8 / 1.1 <= found.most.micro_batch
-
-
 # How far the luck of a run goes.
-
-
-def test_two_rounds_by_hand():
-    """0.9 and 1.1 of what was expected: s = 0.1414, s √2 / √2 = 0.1414, and t of one degree of freedom is 12.706."""
-    assert rate_error(np.array([0.9, 2.2]), np.array([1.0, 2.0])) == pytest.approx(12.706 * 0.02**0.5, rel=1e-4)
-
-
-@pytest.mark.parametrize("seconds", [[1.0], [2.0, 4.0, 6.0], [0.0, 0.0]])
-def test_rounds_of_which_none_scatters_allow_no_error(seconds):
-    assert rate_error(np.array(seconds), np.array([1.0, 2.0, 3.0][: len(seconds)])) == 0.0
 
 
 @pytest.mark.parametrize(("rounds", "slow_minutes"), [(60, False), (60, True), (8, False)])
@@ -354,14 +316,10 @@ def test_another_run_is_within_the_error_in_nineteen_of_twenty(rounds, slow_minu
     assert held < 300  # it does not hold everything
 
 
-def recorded(path, sigma: float):
-    rate(machines((2, 2, 4), 10.0, sigma, seed=3), BSP(), path)
-    return path
-
-
 def test_a_run_whose_rounds_scatter_tells_a_range_of_its_rate_and_a_figure_of_ratios(tmp_path, capsys):
     """Luck moves all schemes alike, so it belongs to samples per second alone."""
-    run = recorded(tmp_path / "run.jsonl", 0.15)
+    run = tmp_path / "run.jsonl"
+    rate(machines((2, 2, 4), 10.0, 0.15, seed=3), BSP(), run)
     told = replay(read_run(run)).rate_error
     assert 0.03 < told < 0.3
     assert cli.main(["simulate", "--from", str(run), "--json"]) == 0
@@ -373,10 +331,10 @@ def test_a_run_whose_rounds_scatter_tells_a_range_of_its_rate_and_a_figure_of_ra
     assert 1 + told - 1e-9 <= math.sqrt(most / least) < 1 + told + 0.03  # the short rounds depend on the fixed cost
 
 
-def test_a_steady_run_tells_figures(tmp_path, capsys):
-    """Below a twentieth in all nothing is a range, and the command says how far the rate may be off."""
-    run = recorded(tmp_path / "run.jsonl", 0.002)
-    assert cli.main(["simulate", "--from", str(run), "--policies", "lb-bsp"]) == 0
-    out = capsys.readouterr().out
-    assert f"another run's samples/s may differ by {replay(read_run(run)).rate_error:.1%}" in out
-    assert "…" not in out.split("scheme", 1)[1]
+def test_a_cost_that_the_bend_of_a_step_hides_is_in_the_range():
+    """By hand: 1 + x / 320 ms a sample and 1.8 ms a micro-batch. A line through 32 and 12 samples has 0.6."""
+    samples = np.where(np.arange(90) % 9 == 8, 12.0, 32.0)
+    seconds = samples * (1 + samples / 320) + 1.8
+    found = fixed_samples(samples, np.ones(90), seconds, np.arange(89) % 9 < 8)
+    assert found.likely.micro_batch < 1.0
+    assert found.least.micro_batch <= 1.8 / 1.1 <= found.most.micro_batch

@@ -1,7 +1,5 @@
 """``hvd-hetero simulate`` on hostile input: one line and exit code 2, or a result."""
 
-from __future__ import annotations
-
 import gzip
 import importlib
 import json
@@ -70,7 +68,7 @@ POLICIES = [
 ]  # fmt: skip
 
 
-def written(tables: dict[str, dict[str, str]]) -> str:
+def written(tables):
     lines = []
     for name, settings in tables.items():
         lines += [f"[{name}]" if name else "", *(f"{key} = {value}" for key, value in settings.items())]
@@ -92,7 +90,7 @@ def folder(tmp_path_factory):
     return tmp_path
 
 
-def ends_well(arguments: list[object], capsys) -> str:
+def ends_well(arguments, capsys):
     """Run it; returns the error, which is one line that is not too long, or nothing."""
     begin_s = time.perf_counter()
     with warnings.catch_warnings():

@@ -1,7 +1,5 @@
 """A rank that did nothing in some round of a recorded run: the replay ends, and ends soon."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 import signal
@@ -14,8 +12,6 @@ from hvd_hetero.policies import BSP
 from hvd_hetero.telemetry import read_run
 from hvd_hetero.tools.report.alternatives import alternatives
 from hvd_hetero.tools.simulation import Cluster, Compute, Worker
-from hvd_hetero.tools.simulation.best import BestSplit
-from hvd_hetero.tools.simulation.cluster import Machines
 from hvd_hetero.tools.simulation.replay import replay
 
 LONGEST_S = 10.0  # on a machine with other work; most cases take a tenth of a second
@@ -65,14 +61,6 @@ def test_a_rank_without_a_sample_in_a_whole_round_took_no_time_in_it(changed):
         assert rest_s[place] == pytest.approx(run.elapsed_s[8] - run.compute_s[8, 0])
 
 
-def test_the_best_split_of_a_run_with_an_idle_rank_is_found(changed):
-    """It is the split that the machines allow: 8 and 16 of 24 samples, in two thirds of the time of equal batches."""
-    with ends_soon("one idle round"):
-        found = alternatives(changed({(8, "samples"): [12, 0]}))
-    equal, best = found.of("equal batches"), found.of("best split")
-    assert best.samples_per_s / equal.samples_per_s == pytest.approx(1.5, rel=0.01)
-
-
 def test_any_idle_rounds_end_in_figures_or_an_error(changed):
     """Drawn by a seed: samples, pieces, seconds and plans of either rank, or of both, are 0 in some rounds."""
     dice, told, refused = random.Random(0), 0, []
@@ -94,11 +82,3 @@ def test_any_idle_rounds_end_in_figures_or_an_error(changed):
             assert np.isfinite([each.samples_per_s, each.least, each.most]).all(), changes
     assert told > 15, "most runs can be replayed"
     assert all("is not known" in each or "must be above 0" in each for each in refused), refused
-
-
-@pytest.mark.filterwarnings("ignore:invalid value")
-def test_a_search_that_cannot_end_is_an_error():
-    """A factor that is no number allows no sample, however long the round is."""
-    machines = Machines(Cluster.of_speeds([100.0, 200.0]))
-    with ends_soon("no number"), pytest.raises(ValueError, match=r"speeds.* 10 "):
-        BestSplit().foresee(machines, 0.0, np.array([1.0, np.nan]), 10)

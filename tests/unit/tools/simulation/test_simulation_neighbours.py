@@ -1,7 +1,5 @@
 """D-PSGD and MATCHA in simulated time: how long their exchanges take, what they train, and how they are asked for."""
 
-from __future__ import annotations
-
 import json
 import re
 
@@ -49,12 +47,6 @@ def test_non_blocking_d_psgd_ends_with_the_first_and_then_exchanges():
     assert finished.elapsed_s == pytest.approx(12.0 + 1.5 + 1.0)
 
 
-def test_where_there_is_nobody_to_average_with_nothing_is_exchanged():
-    """One worker trains by itself."""
-    machines = Cluster.of_speeds([100.0], SLOW_LINKS)
-    assert simulate(machines, BSP(), 100, 3, options=Options(sync="matcha")).elapsed_s == [1.0] * 3
-
-
 @pytest.mark.parametrize(
     ("network", "policy", "sync", "said"),
     [
@@ -89,7 +81,7 @@ samples_per_s = 300
 
 @pytest.fixture
 def described(tmp_path):
-    def write(*changes: tuple[str, str]):
+    def write(*changes):
         text = DESCRIPTION
         for old, new in changes:
             assert old in text
@@ -100,7 +92,7 @@ def described(tmp_path):
     return write
 
 
-def told(arguments: list[str], capsys) -> dict[str, dict]:
+def told(arguments, capsys):
     assert cli.main(["simulate", *arguments, "--json"]) == 0
     return {row["scheme"]: row for row in json.loads(capsys.readouterr().out)["schemes"]}
 

@@ -28,7 +28,6 @@ from hvd_hetero.tools.simulation import (
     simulate,
 )
 from hvd_hetero.tools.simulation.cluster import DriverMeter, Machines
-from hvd_hetero.tools.simulation.variation import Variation
 from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
 
 POLICIES = {
@@ -44,7 +43,7 @@ POLICIES = {
 }
 
 
-def cluster(noise: float = 0.01) -> Cluster:
+def cluster(noise=0.01):
     """Four unlike workers, none of them steady."""
     return Cluster(
         (
@@ -59,7 +58,7 @@ def cluster(noise: float = 0.01) -> Cluster:
     )
 
 
-def varied(variation: Variation, faster: float = 1.0) -> Cluster:
+def varied(variation, faster=1.0):
     """Four steady workers but for this."""
     speeds = (100.0, 200.0, 300.0, 150.0)
     workers = tuple(Worker(Compute.at_speed(faster * v), variation=(variation,)) for v in speeds)
@@ -69,20 +68,20 @@ def varied(variation: Variation, faster: float = 1.0) -> Cluster:
 class Channel:
     """The channel of non-blocking rounds, in true time: whoever looks after a rank's end hears of it."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.now_s, self.raised_s = 0.0, float("inf")
 
-    def raise_signal(self, round: int) -> None:
+    def raise_signal(self, round):
         self.raised_s = min(self.raised_s, self.now_s)
 
-    def raised(self, round: int) -> bool:
+    def raised(self, round):
         return self.now_s >= self.raised_s
 
 
 class RealBalancers:
     """n balancers, each with its clock, on the same machines, in the order of events."""
 
-    def __init__(self, described: Cluster, make, global_batch: int) -> None:
+    def __init__(self, described, make, global_batch):
         n = len(described.workers)
         self.machines, self.now = Machines(described), np.zeros(n)
         clocks = [lambda i=i: float(self.now[i]) for i in range(n)]
@@ -93,7 +92,7 @@ class RealBalancers:
             balancer.signals = self.channel
         self.time_s, self.rounds = 0.0, 0
 
-    def _ends(self, sizes: list[tuple[int, ...]], begin_s: np.ndarray) -> list[list[float]]:
+    def _ends(self, sizes, begin_s):
         """When each micro-batch of each rank ends, by asking the machines for one after the other."""
         machines = self.machines
         factors = machines.per_round.round(self.rounds)
@@ -109,7 +108,7 @@ class RealBalancers:
             ends.append(found)
         return ends
 
-    def _fail(self, plan) -> None:
+    def _fail(self, plan):
         """Micro-batches that do not fit fail at once, in no time."""
         for i, (balancer, limit) in enumerate(zip(self.balancers, self.machines.devices.memory_limit, strict=True)):
             size = max(plan.sizes(i))
@@ -117,7 +116,7 @@ class RealBalancers:
                 balancer.begin(MicroBatch(plan, size, False))
                 size = balancer.out_of_memory()
 
-    def step(self) -> tuple:
+    def step(self):
         plan, machines, network = self.balancers[0].plan(), self.machines, self.machines.network
         assert len({b.plan() for b in self.balancers}) == 1
         cut = plan.within(np.minimum(machines.devices.memory_limit, 10**6).tolist())
@@ -195,7 +194,7 @@ def test_every_sample_once_an_epoch_under_every_policy(name):
     class Visits:
         loss = 0.0
 
-        def __init__(self) -> None:
+        def __init__(self):
             self.visited: list[int] = []
 
         def update(self, plan, samples, done):
@@ -245,18 +244,6 @@ def test_exponential_times_follow_theory():
     assert nonblocking.round_s() == pytest.approx(1 / 10, rel=0.08)
 
 
-def test_draws_per_batch_change_nothing_in_the_mean_but_their_sum():
-    """Sixteen independent micro-batches scatter less than one draw for all of them, around the same mean."""
-
-    def run(per: str):
-        worker = Worker(Compute.at_speed(100.0), variation=(Jitter(per, 0.3),))
-        return np.array(simulate(Cluster((worker,), seed=4), BSP(max_micro_batch=10), 160, 600).elapsed_s)
-
-    once, each = run("round"), run("batch")
-    assert each.mean() == pytest.approx(once.mean(), rel=0.03)
-    assert each.std() == pytest.approx(once.std() / 4, rel=0.15)
-
-
 def test_with_a_server_a_slow_link_is_part_of_the_workers_own_time():
     """1 s of computing and 0.5 s each way: the round takes 2 s, and the table tells the transfer as input."""
     workers = (Worker(Compute.at_speed(100.0)), Worker(Compute.at_speed(100.0), bandwidth=100.0))
@@ -266,7 +253,7 @@ def test_with_a_server_a_slow_link_is_part_of_the_workers_own_time():
     assert finished.table.column("input_s") == pytest.approx([0.0, 1.0], abs=1e-6)
 
 
-def brute_force_s(factors, total: int, now_s: float) -> float:
+def brute_force_s(factors, total, now_s):
     """The shortest round of all splits of ``total`` samples over the machines of ``cluster()``."""
     machines, best = Machines(cluster()), np.inf
     for head in itertools.product(range(total + 1), repeat=3):
@@ -295,37 +282,6 @@ def test_no_scheme_of_whole_rounds_beats_the_best_split(name):
     """On the same draws, in the mean over the run."""
     best = simulate(cluster(), BestSplit(), 120, 60)
     assert simulate(cluster(), POLICIES[name](), 120, 60).rate() <= best.rate() * (1 + 1e-9)
-
-
-def test_the_best_split_knows_draws_per_batch_too():
-    """Where shares are one micro-batch each, all end together, to half a sample, whatever the draws."""
-    workers = tuple(Worker(Compute.at_speed(v), variation=(Jitter("batch", 0.3),)) for v in (1000.0, 2000.0))
-    simulation = RoundSimulation(Cluster(workers, seed=3), BestSplit(), 6000)
-    plans = set()
-    for _ in range(20):
-        finished = simulation.step()
-        assert finished.table.busy_s.max() / finished.table.busy_s.min() < 1.002
-        plans.add(finished.plan)
-    assert len(plans) == 20, "each by draws of its own"
-
-
-def test_a_bad_draw_of_a_rank_without_samples_passes():
-    """One batch in twenty takes up to a hundred times as long: the best split is ahead of all who wait for it."""
-    slow = (RandomSlowDown("batch", 100.0, 0.05),)
-    machines = Cluster((Worker(Compute.at_speed(1000.0)), Worker(Compute.at_speed(1000.0), variation=slow)), seed=1)
-    best = simulate(machines, BestSplit(), 60, 200)
-    assert best.rate() > 1500.0
-    for name in ("bsp", "lb-bsp"):
-        assert simulate(machines, {"bsp": BSP(), "lb-bsp": LBBSP()}[name], 60, 200).rate() < best.rate()
-
-
-def test_the_best_split_of_shares_that_memory_cuts_meets_the_same_machines():
-    """Eighty micro-batches a round, each with a draw of its own: nobody is far from 4 x 1000 samples/s."""
-    worker = Worker(Compute(0.001, 0.0, 1, 10), variation=(Jitter("batch", 0.8),))
-    machines = Cluster((worker,) * 4, seed=2)
-    best, bsp = simulate(machines, BestSplit(), 800, 100).rate(), simulate(machines, BSP(), 800, 100).rate()
-    assert bsp < best
-    assert best == pytest.approx(4000.0, rel=0.06)
 
 
 def test_nobody_takes_what_comes_once_a_round_for_a_part_of_each_micro_batch():

@@ -1,7 +1,5 @@
 """What if: other machines, another network, another batch; a recommendation; and a recorded run as a description."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -42,17 +40,17 @@ def recorded(tmp_path_factory):
     return _recorded(tmp_path_factory.mktemp("recorded") / "run.jsonl", BSP(), 96 * 8 + 40)
 
 
-def _recorded(path: Path, policy, length: int, rounds: int = 90) -> Path:
+def _recorded(path, policy, length, rounds=90):
     workers = tuple(Worker(Compute(m / 1e3, 0.01), variation=(Jitter("round", 0.01),)) for m in (2, 2, 4))
     record(path, Cluster(workers), policy, 96, rounds, data=WholeRounds(length, shuffle=True))
     return path
 
 
-def rates(capsys, *arguments: object) -> dict[str, float]:
+def rates(capsys, *arguments):
     return {row["scheme"]: row["samples_per_s"] for row in asked(capsys, *arguments)["schemes"]}
 
 
-def asked(capsys, *arguments: object) -> dict:
+def asked(capsys, *arguments):
     assert cli.main(["simulate", *map(str, arguments), "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 
@@ -111,6 +109,22 @@ def test_a_change_that_cannot_be_is_told_by_its_option(options, said, described,
     assert re.search(said, error), error
 
 
+COMMANDS = re.findall(
+    r"^hvd-hetero simulate (.*--(?:drop|add|replace|network|global-batch).*)$", DOCS.read_text(), re.M
+)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_documented_questions_can_be_asked(command, tmp_path, monkeypatch, capsys):
+    """Each in a folder that holds run.jsonl."""
+    import shlex
+
+    _recorded(tmp_path / "run.jsonl", BSP(), 96 * 8 + 40, 30)
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["simulate", "--quiet", *shlex.split(command)]) == 0
+    assert "nothing else is better by more than its error" in capsys.readouterr().out
+
+
 def outcome(scheme: str, times_bsp: float, error: float, *, usable: bool = True) -> Outcome:
     return Outcome(scheme, 100 * times_bsp, 0.1, 0.1, 1.0, times_bsp, 1.0, error, usable)
 
@@ -137,19 +151,3 @@ def test_the_recommendation_is_what_is_best_even_if_it_errs(others, said):
     assert told([*BASE, *others]).startswith(said)
     best = recommended([*BASE, *others])
     assert all(o.times_bsp - o.error <= best.times_bsp for o in others)
-
-
-COMMANDS = re.findall(
-    r"^hvd-hetero simulate (.*--(?:drop|add|replace|network|global-batch).*)$", DOCS.read_text(), re.M
-)
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_the_documented_questions_can_be_asked(command, tmp_path, monkeypatch, capsys):
-    """Each in a folder that holds run.jsonl."""
-    import shlex
-
-    _recorded(tmp_path / "run.jsonl", BSP(), 96 * 8 + 40, 30)
-    monkeypatch.chdir(tmp_path)
-    assert cli.main(["simulate", "--quiet", *shlex.split(command)]) == 0
-    assert "nothing else is better by more than its error" in capsys.readouterr().out

@@ -1,7 +1,5 @@
 """What each worker is worth, foretold from a record, against the same machines simulated without it."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace
@@ -26,7 +24,7 @@ BATCH = 96
 ROUNDS = 150
 
 
-def cluster_of(speeds, *, fixed_s=0.005, network=None, jitter=0.02, links=()) -> Cluster:
+def cluster_of(speeds, *, fixed_s=0.005, network=None, jitter=0.02, links=()):
     links = links or [None] * len(speeds)
     variation = (Jitter("round", jitter),) if jitter else ()
     workers = (
@@ -36,23 +34,25 @@ def cluster_of(speeds, *, fixed_s=0.005, network=None, jitter=0.02, links=()) ->
     return Cluster(tuple(workers), network or Network(), seed=3)
 
 
-def without(cluster: Cluster, worker: int) -> Cluster:
+def without(cluster, worker):
     return replace(cluster, workers=tuple(w for i, w in enumerate(cluster.workers) if i != worker))
 
 
-def really(cluster: Cluster) -> float:
+def really(cluster):
     """Samples per second of LB-BSP on these machines, once it has settled."""
     return simulate(cluster, LBBSP(), BATCH, ROUNDS).rate(50)
 
 
-def foretold(path, cluster: Cluster, policy) -> Worth:
+def foretold(path, cluster, policy):
     record(path, cluster, policy, BATCH, ROUNDS, data=WholeRounds(10 * BATCH + BATCH // 3, shuffle=True, seed=0))
     return worth_of_run(replay(read_run(path)), BATCH)
 
 
-@pytest.mark.parametrize("policy", [BSP, LBBSP])
-@pytest.mark.parametrize("speeds", [(800, 400), (800, 80), (800, 8), (800, 600, 300), (800, 700, 9, 400)])
-def test_the_rate_without_a_worker_is_what_happens_without_it(tmp_path, speeds, policy):
+@pytest.mark.parametrize(
+    ("policy", "speeds"),
+    [(BSP, (800, 400)), (LBBSP, (800, 80)), (BSP, (800, 8)), (LBBSP, (800, 600, 300)), (BSP, (800, 700, 9, 400))],
+)
+def test_the_rate_without_a_worker_is_what_happens_without_it(tmp_path, policy, speeds):
     """In the interval, and within 5 %: for each worker that leaves, and for all of them."""
     cluster = cluster_of(speeds)
     worth = foretold(tmp_path / "run.jsonl", cluster, policy())
@@ -106,15 +106,7 @@ def test_a_record_of_one_batch_size_leaves_the_fixed_cost_open(tmp_path):
         assert each.rate.least <= really(without(cluster, each.worker)) <= each.rate.most
 
 
-def test_of_many_workers_the_slowest_are_asked_about(tmp_path):
-    cluster = cluster_of([400 + 20 * i for i in range(20)], jitter=0)
-    record(tmp_path / "run.jsonl", cluster, BSP(), 100, 30)
-    worth = worth_of_run(replay(read_run(tmp_path / "run.jsonl")), 100)
-    assert sorted(each.worker for each in worth.each) == list(range(16))
-    assert "Of 20 ranks, the 16 slowest were asked about." in worth_sentences(worth)
-
-
-def some_worth() -> Worth:
+def some_worth():
     """Rank 1 costs half of what rank 0 does, and adds a quarter."""
     rates = {1: (1000, 900, 1100), 0: (300, 250, 350)}
     each = tuple(Without(w, Rate(*rates[w]), Rate(*(r / 1250 for r in rates[w]))) for w in (0, 1))
@@ -172,7 +164,7 @@ def described(tmp_path):
     return path
 
 
-def asked(capsys, *arguments) -> dict:
+def asked(capsys, *arguments):
     assert main(["simulate", *map(str, arguments), "--worth", "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 
@@ -200,13 +192,6 @@ def test_two_questions_in_one_call_are_refused(described, capsys, options, said)
     cluster = [] if "--from" in options else [str(described)]
     assert main(["simulate", *cluster, *options.split()]) == 2
     assert re.fullmatch(f"[^\n]*{re.escape(said)}[^\n]*\n", capsys.readouterr().err)
-
-
-def test_a_single_worker_is_not_asked_about(tmp_path, capsys):
-    path = tmp_path / "one.toml"
-    path.write_text("[training]\nglobal_batch = 8\n[[workers]]\nsamples_per_s = 8\n")
-    assert main(["simulate", str(path), "--worth"]) == 2
-    assert "a single worker is worth all that is done; describe or record two at least" in capsys.readouterr().err
 
 
 def test_a_report_tells_what_each_rank_is_worth(tmp_path, capsys):
@@ -309,3 +294,18 @@ def test_a_run_by_cost_has_its_fixed_cost_and_the_same_worth_in_report_and_simul
     assert not worth.fixed_open
     assert [likely for _, likely, _ in machines.fixed_s] == pytest.approx([0.005] * 3, rel=0.2)
     assert asked(capsys, "--from", path)["all"]["likely"] == pytest.approx(worth.all.likely, rel=1e-6)
+
+
+def test_of_many_workers_the_slowest_are_asked_about(tmp_path):
+    cluster = cluster_of([400 + 20 * i for i in range(20)], jitter=0)
+    record(tmp_path / "run.jsonl", cluster, BSP(), 100, 30)
+    worth = worth_of_run(replay(read_run(tmp_path / "run.jsonl")), 100)
+    assert sorted(each.worker for each in worth.each) == list(range(16))
+    assert "Of 20 ranks, the 16 slowest were asked about." in worth_sentences(worth)
+
+
+def test_a_single_worker_is_not_asked_about(tmp_path, capsys):
+    path = tmp_path / "one.toml"
+    path.write_text("[training]\nglobal_batch = 8\n[[workers]]\nsamples_per_s = 8\n")
+    assert main(["simulate", str(path), "--worth"]) == 2
+    assert "a single worker is worth all that is done; describe or record two at least" in capsys.readouterr().err
