@@ -42,7 +42,7 @@ def rate(path: Path) -> float:
 def foretold(path: Path, policy: str) -> tuple[float, float, float]:
     """Return what a run foretells of a policy: samples per second, the least and the most."""
     described, _ = recorded_description(read_run(path), [choose(name, "benchmark") for name in POLICIES])
-    [found] = [outcome for outcome, _ in compare_between(described) if outcome.scheme == policy]
+    [found] = [outcome for outcome in compare_between(described) if outcome.scheme == policy]
     return found.samples_per_s, *found.between.get("samples_per_s", (found.samples_per_s,) * 2)
 
 

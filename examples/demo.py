@@ -16,13 +16,13 @@ import json
 from pathlib import Path
 
 from demo_data import GLOBAL_BATCH, LEAST_ROUNDS, ROUNDS, WARM_UP_ROUNDS, judge
+from demo_picture import rounds_figure
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from hvd_hetero.telemetry import Run, read_run
 from hvd_hetero.testing import KEEP_MEMORY, LaunchError, launch
-from hvd_hetero.tools.report.plots import rounds_figure
 
 RANKS = 2
 WORKERS = {"torch": "demo_rank.py", "keras": "demo_rank_keras.py"}

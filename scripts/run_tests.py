@@ -34,8 +34,6 @@ OF_KERAS = ("tests/unit/keras_callbacks",)
 OF_TORCH = (
     "tests/unit/torch_hooks",
     "tests/unit/benchmarks/test_demo_pace.py",
-    "tests/unit/benchmarks/test_speed_benchmark.py",
-    "tests/unit/benchmarks/test_torch_benchmarks.py",
     "tests/unit/prediction/test_prediction_baselines.py",
     "tests/unit/prediction/test_prediction_conformance.py",
     "tests/unit/telemetry/test_exports.py",

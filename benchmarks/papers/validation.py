@@ -115,7 +115,7 @@ def measured(run: Run) -> float:
 def told(run: Run) -> dict[str, Outcome]:
     """Return the command's prediction for each policy."""
     described, _ = recorded_description(run, [choose(policy, "policies") for policy in POLICIES])
-    return {outcome.scheme: outcome for outcome, _ in compare_between(described)}
+    return {outcome.scheme: outcome for outcome in compare_between(described)}
 
 
 def judged(outcome: Outcome, real: float) -> tuple[str, str]:

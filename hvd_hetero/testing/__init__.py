@@ -1,10 +1,16 @@
 """Tests of distributed jobs: launch ranks under a watchdog, make some of them slow, collect their reports."""
 
-from hvd_hetero.testing.allocator import KEEP_MEMORY
-from hvd_hetero.testing.device_model import DeviceModel
 from hvd_hetero.testing.faults import Faults
 from hvd_hetero.testing.hosts import Elastic
-from hvd_hetero.testing.launch import HangError, LaunchError, LaunchResult, RankError, launch, torchrun
+from hvd_hetero.testing.launch import (
+    KEEP_MEMORY,
+    HangError,
+    LaunchError,
+    LaunchResult,
+    RankError,
+    launch,
+    torchrun,
+)
 from hvd_hetero.testing.quota import CpuQuota, QuotaSupport, QuotaUnavailableError, quota_available, remove_stale_groups
 from hvd_hetero.testing.reports import report
 from hvd_hetero.testing.slowdown import ProportionalSleep, QuotaSlowDown, SlowDown, pin_to_core, slow_down
@@ -13,7 +19,6 @@ from hvd_hetero.testing.thread_ranks import ThreadHangError, ThreadRankError, ru
 __all__ = [
     "KEEP_MEMORY",
     "CpuQuota",
-    "DeviceModel",
     "Elastic",
     "Faults",
     "HangError",

@@ -21,7 +21,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -79,9 +79,8 @@ class Hosts:
     """Hosts named ``host0``, ``host1``, … that reach each other over links; a context manager.
 
     A link joins each host to a switch. ``delay_s`` is how long a packet takes from the host to any other one, so the
-    round trip is twice that; ``rate_bit_s`` limits each direction of each link; ``loss`` is the share of the packets a
-    host sends that are lost. Change them by `link`. ``mtu`` is the largest packet in bytes: large ones cost the machine
-    less, as it carries each by hand.
+    round trip is twice that; ``rate_bit_s`` limits each direction of each link. Change them by `link`. ``mtu`` is
+    the largest packet in bytes: large ones cost the machine less, as it carries each by hand.
 
     Closing ends what still runs on the hosts. If this process is killed, the hosts and what runs there end, too.
     """
@@ -95,14 +94,13 @@ class Hosts:
         *,
         delay_s: float = 0.0,
         rate_bit_s: float = math.inf,
-        loss: float = 0.0,
         mtu: int = 9000,
     ) -> None:
         if not 1 <= count <= _MOST:
             raise ValueError(f"count must be from 1 to {_MOST} hosts, got {count!r}")
         if not 1280 <= mtu <= 65535:
             raise ValueError(f"mtu must be from 1280 to 65535 bytes, got {mtu!r}")
-        properties = _checked(delay_s=delay_s, rate_bit_s=rate_bit_s, loss=loss)
+        properties = _checked(delay_s=delay_s, rate_bit_s=rate_bit_s)
         if why := _missing():
             raise HostsUnavailableError(why)
         self.names = tuple(f"host{number}" for number in range(count))
@@ -130,7 +128,7 @@ class Hosts:
         return [shutil.which("nsenter") or "nsenter", *inside, f"--wd={os.getcwd()}", "--"]
 
     def link(self, host: int, **properties: float) -> None:
-        """Change ``delay_s``, ``rate_bit_s`` or ``loss`` of a host's link, from the next packet on."""
+        """Change ``delay_s`` or ``rate_bit_s`` of a host's link, from the next packet on."""
         self._order(host, **_checked(**properties))
 
     def cut(self, host: int) -> None:
@@ -232,15 +230,7 @@ def _missing() -> str:
 
 def _checked(**properties: float) -> dict[str, float]:
     """Return the properties of a link, if they can be."""
-    rules: dict[str, tuple[Callable[[float], bool], str]] = {
-        "delay_s": (lambda v: 0 <= v < math.inf, "not negative, in seconds"),
-        "rate_bit_s": (lambda v: v > 0, "positive, in bits per second"),
-        "loss": (lambda v: 0 <= v < 1, "a share from 0 to below 1"),
-    }
     for name, value in properties.items():
-        if name not in rules:
-            raise ValueError(f"a link has {', '.join(rules)}; got {name!r}")
-        holds, rule = rules[name]
-        if not holds(value):
-            raise ValueError(f"{name} must be {rule}, got {value!r}")
+        if not {"delay_s": value >= 0, "rate_bit_s": value > 0}.get(name, False):
+            raise ValueError(f"a link has delay_s, of at least 0, and rate_bit_s, above 0; got {name}={value!r}")
     return properties

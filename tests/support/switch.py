@@ -29,7 +29,6 @@ import heapq
 import json
 import math
 import os
-import random
 import select
 import shutil
 import signal
@@ -76,14 +75,13 @@ class Lane:
 class Link:
     """What joins one host to the switch."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self) -> None:
         self.out, self.back = Lane(), Lane()
-        self.delay_s = self.loss = 0.0
+        self.delay_s = 0.0
         self.cut = False
-        self._draw = random.Random(seed)
 
     def change(self, **to: float) -> None:
-        """Set delay, rate, loss, or whether it is cut."""
+        """Set delay, rate, or whether it is cut."""
         for name, value in to.items():
             if name == "rate_bit_s":
                 self.out.rate_bit_s = self.back.rate_bit_s = value
@@ -92,7 +90,7 @@ class Link:
 
     def sends(self, now_s: float, size: int) -> float | None:
         """Return when a packet that is sent now reaches the switch; None if it never does."""
-        if self.cut or (self.loss and self._draw.random() < self.loss):
+        if self.cut:
             return None
         at = self.out.leaves(now_s + 8 * size / self.out.rate_bit_s, size)
         return None if at is None else at + self.delay_s
@@ -217,7 +215,7 @@ def main(directory: str, mtu: int, names: Sequence[str]) -> None:
     _say(json.dumps(paths))
     with contextlib.suppress(OSError):  # before processes that compute, or packets would be late
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
-    links = [Link(seed=number) for number in range(len(names))]
+    links = [Link() for _ in names]
     switch = Switch(links)
     while True:
         next_s = switch.next_s()

@@ -10,12 +10,10 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from hvd_hetero.tools.cli.output import printer, status
+from hvd_hetero.tools.cli.output import status
 
 if TYPE_CHECKING:
     from hvd_hetero.tools.cli.findings import Finding
-
-_COLOURS = {"ok": "green", "warning": "yellow", "failure": "bold red"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,26 +68,12 @@ def _findings(args: argparse.Namespace, environ: Mapping[str, str]) -> Iterator[
 
 
 def write(found: Sequence[Finding]) -> None:
-    """Print a table, or plain lines if standard output is no terminal, and the commands that mend what is amiss."""
-    if sys.stdout.isatty():
-        _write_table(found)
-        return
+    """Print a line for each finding, and the commands that mend what is amiss."""
     for finding in found:
         sys.stdout.write(f"{finding.verdict:<8} {finding.name}: {finding.text}\n")
         if finding.command:
             sys.stdout.write(f"{'':<8} mend it by: {finding.command}\n")
     sys.stdout.write(f"{_summary(found)}\n")
-
-
-def _write_table(found: Sequence[Finding]) -> None:
-    from rich.table import Column, Table
-    from rich.text import Text
-
-    table = Table(*(Column(heading, overflow="fold") for heading in ("check", "", "found", "mend it by")))
-    for finding in found:
-        verdict = Text(finding.verdict, style=_COLOURS[finding.verdict])
-        table.add_row(finding.name, verdict, Text(finding.text), Text(finding.command))
-    printer().print(table, _summary(found), sep="\n")
 
 
 def _summary(found: Sequence[Finding]) -> str:

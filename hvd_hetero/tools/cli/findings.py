@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from hvd_hetero.testing.allocator import KEEP_MEMORY
-from hvd_hetero.testing.launch import HangError, LaunchError, LaunchResult, RankError, launch, torchrun
+from hvd_hetero.testing.launch import KEEP_MEMORY, HangError, LaunchError, LaunchResult, RankError, launch, torchrun
 from hvd_hetero.tools.cli.installed import HorovodFacts
 
 BUILD = "hvd-hetero build-horovod --install"

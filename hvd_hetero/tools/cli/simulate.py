@@ -14,7 +14,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hvd_hetero.tools.cli.output import printer
+from hvd_hetero.tools.cli.output import printer, status
 
 if TYPE_CHECKING:
     from hvd_hetero.tools.simulation.compare import Outcome
@@ -46,7 +46,6 @@ _OPTIONS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "--network": ("SETTINGS", 'another: "bandwidth_mbps = 1000, message_mb = 50"', {}),
     "--prices": ("WORKER=PRICE,…", 'with --worth: per hour, "0=2.40,1=0.80"', {}),
     "--seed": ("N", "seed of all random draws; replaces the described one", {"type": int}),
-    "--plot": ("FILE.png", "also draw a picture (needs matplotlib)", {"type": Path}),
 }
 _FLAGS = {
     "--worth": "what each worker is worth: with and without it, by lb-bsp",
@@ -75,23 +74,12 @@ def run(args: argparse.Namespace) -> int:
             "docs/simulation.md shows a description"
         )
     _check_question(args)
-    if args.plot is not None:
-        from hvd_hetero.tools.simulation.figure import check_picture
-
-        check_picture(args.plot)
     described, recorded = _described(args)
     if args.worth:
         return _tell_worth(args, described, recorded)
     with _progress(args.quiet or args.json) as progress:
-        found = compare_between(described, progress)
-    outcomes = [outcome for outcome, _ in found]
+        outcomes = compare_between(described, progress)
     (_write_json if args.json else _write_table)(described, recorded, outcomes)
-    if args.plot is not None:
-        from hvd_hetero.tools.simulation.figure import comparison_figure
-
-        title = f"{len(described.cluster.workers)} workers, {described.global_batch} samples a round"
-        comparison_figure(found, title).savefig(args.plot, dpi=110)
-        sys.stderr.write(f"picture: {args.plot}\n")
     return 0
 
 
@@ -99,7 +87,7 @@ def _check_question(args: argparse.Namespace) -> None:
     """Raise if ``--worth`` is asked together with another question, or ``--prices`` without it."""
     if args.prices is not None and not args.worth:
         raise ValueError("--prices goes with --worth; add --worth, or leave --prices out")
-    asked = {f"--{name}": getattr(args, name) for name in ("drop", "add", "replace", "network", "policies", "plot")}
+    asked = {f"--{name}": getattr(args, name) for name in ("drop", "add", "replace", "network", "policies")}
     if args.worth and (others := [option for option, value in asked.items() if value]):
         raise ValueError(
             f"--worth asks about the workers as they are, under lb-bsp, and goes without {others[0]}; ask one question "
@@ -175,23 +163,8 @@ def _described(args: argparse.Namespace) -> tuple[Description, Replay | None]:
 
 @contextmanager
 def _progress(quiet: bool) -> Iterator[Callable[[str, float], None]]:
-    if quiet or not sys.stderr.isatty():
-        yield lambda label, share: None
-        return
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description:<18}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
-    tasks = {}
-    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as shown:
-
-        def advance(label: str, share: float) -> None:
-            if label not in tasks:
-                tasks[label] = shown.add_task(escape(label), total=1.0)
-            shown.update(tasks[label], completed=min(share, 1.0))
-
-        yield advance
+    with status("simulating", quiet=quiet) as tell:
+        yield lambda label, share: tell(f"{label}: {min(share, 1.0):.0%}")
 
 
 def _write_table(described: Description, recorded: Replay | None, outcomes: Sequence[Outcome]) -> None:

@@ -38,8 +38,6 @@ class Alternative:
     least: float
     """Least samples per second that the run allows."""
     most: float
-    times_run: float
-    """Samples per second over the run's own, in the same rounds."""
 
     @property
     def certain(self) -> bool:
@@ -75,15 +73,11 @@ def alternatives(run: Run) -> Alternatives:
     described, machines = recorded_description(part, [choose("bsp", "report"), *schemes])
     described = replace(described, dataset=None)  # whole rounds, as those that were kept
     check(described, "the run")
-    found = [outcome for outcome, _ in compare_between(described)]
+    found = compare_between(described)
     samples, elapsed_s = (column[list(machines.kept)] for column in (part.samples.sum(axis=1), part.elapsed_s))
     counts = np.cumsum(samples) >= WARM_UP * samples.sum()
     measured = float(samples[counts].sum() / elapsed_s[counts].sum())
     rates = {outcome.scheme: outcome.samples_per_s for outcome in found}
     ends = {outcome.scheme: outcome.between.get("samples_per_s", (rates[outcome.scheme],) * 2) for outcome in found}
-    each = [
-        Alternative(name, rates[scheme], *ends[scheme], rates[scheme] / measured)
-        for scheme, name in _NAMES.items()
-        if scheme in rates
-    ]
+    each = [Alternative(name, rates[of], *ends[of]) for of, name in _NAMES.items() if of in rates]
     return Alternatives(measured, machines.rounds, tuple(each), worth_of_run(machines))

@@ -52,8 +52,6 @@ class RankFigures:
     """Share of the run in which this rank waited for its own data."""
     last: Floats
     """Share of the rounds that ended with this rank."""
-    samples: Floats
-    """Share of all samples."""
     samples_per_s: Floats
     """Mean speed."""
     of_best_rank: Floats
@@ -125,8 +123,6 @@ class Figures:
     """Samples of a full round; the mean, if the batch has adapted."""
     rounds: int
     """Rounds that count."""
-    left_out: int
-    """Rounds that do not count: the start, and rounds whose time cannot be true."""
     micro_batches: int
     """The most that a rank did in a round."""
     epochs: int
@@ -182,7 +178,6 @@ def figures(run: Run, *, replayed: bool = True) -> Figures:
             workers=run.workers,
             global_batch=round(float(totals_of(run)[counts].mean())),
             rounds=int(counts.sum()),
-            left_out=int((~counts).sum()),
             micro_batches=int(run.micro_batches[counts].max()),
             epochs=len(np.unique(run.epoch)),
             elapsed_s=elapsed_s,
@@ -209,7 +204,7 @@ def _recent(scales: Floats) -> float:
 def _ranks(
     run: Run, done: Work, own_s: Floats, share: Shares, measured: Floats, counts: npt.NDArray[np.bool_]
 ) -> RankFigures:
-    samples, mean = run.samples[counts].sum(axis=0), mean_speed(measured[counts])
+    mean = mean_speed(measured[counts])
     last = own_s[counts] >= own_s[counts].max(axis=1, keepdims=True)
     waits = ((run.wait_s >= 0) & (run.wait_s <= LONGEST_ROUND_S)).all(axis=1) & counts
     return RankFigures(
@@ -217,7 +212,6 @@ def _ranks(
         cost_input=share.cost_input,
         input=done.input_s[counts].sum(axis=0) / run.elapsed_s[counts].sum(),
         last=last.mean(axis=0),
-        samples=samples / max(int(samples.sum()), 1),
         samples_per_s=mean,
         of_best_rank=mean / np.nanmax(mean) if np.isfinite(mean).any() else mean,
         waiting=np.asarray(run.wait_s[waits].sum(axis=0) / run.elapsed_s[waits].sum()),  # NaN if none is known

@@ -110,9 +110,9 @@ def _tiles(found: Figures) -> list[tuple[str, str]]:
         (percent(found.waiting_for_ranks), "waiting for data" if alone else "lost to late ranks"),
         (percent(found.kinds["transfer"]), "synchronising" if alone else "lost to transfers"),
     ]
-    best = None if found.alternatives is None else found.alternatives.of("best split")
-    if best is not None and best.certain:
-        first.append((f"{best.times_run:.2f}\N{MULTIPLICATION SIGN}", "as fast with the best split"))
+    if (other := found.alternatives) is not None and (best := other.of("best split")) is not None and best.certain:
+        times = best.samples_per_s / other.samples_per_s
+        first.append((f"{times:.2f}\N{MULTIPLICATION SIGN}", "as fast with the best split"))
     return first
 
 

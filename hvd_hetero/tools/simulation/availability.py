@@ -37,7 +37,6 @@ class Availability:
         ),
         "period_s": Setting(float, None, 1 / MOST_RATIO, MOST_SPEED, "seconds"),
     }  # fmt: skip
-    """What its fields may be."""
     at_s: tuple[float, ...] = (0.0,)
     share: tuple[float, ...] = (1.0,)
     period_s: float | None = None

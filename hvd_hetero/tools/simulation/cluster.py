@@ -44,7 +44,6 @@ class Drivers:
         "lag_s": Setting(float, 0.0, 0, LONGEST_S, "seconds"),
         "noise": Setting(float, 0.0, 0, 1, "the standard deviation of a share"),
     }
-    """What its fields may be."""
     known: bool = True
     """True: it can read its CPU."""
     lag_s: float = 0.0
@@ -57,9 +56,6 @@ class Drivers:
 
     def __post_init__(self) -> None:
         check(self, self.settings)
-        for reading in self.recorded:
-            if any(share < 0 or share > 1 for share in (reading.cpu, reading.memory)):  # NaN is "not known"
-                raise ValueError(f"recorded must hold shares in [0, 1], or NaN where not known, got {reading}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +81,6 @@ class Cluster:
         "seed": Setting(int, 0, 0, 2**63 - 1, "the seed of all draws"),
         "measurement_noise": Setting(float, 0.0, 0, 0.99, "a relative error; 0.01 is 1 %"),
     }
-    """What its fields may be."""
     workers: tuple[Worker, ...]
     network: Network = field(default_factory=Network)
     seed: int = 0

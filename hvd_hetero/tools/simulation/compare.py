@@ -72,7 +72,7 @@ class Outcome:
 
 def compare(
     described: Description, progress: Callable[[str, float], None] = lambda label, share: None
-) -> list[tuple[Outcome, Simulated]]:
+) -> list[Outcome]:
     """Simulate every chosen scheme, after BSP and the best split, which the ratios need."""
     labels = {scheme.label for scheme in described.schemes}
     references = [SchemeChoice("bsp", BSP), SchemeChoice("best-split", BestSplit, usable=False)]
@@ -95,24 +95,21 @@ def compare(
             usable=scheme.usable,
         )
 
-    return [(outcome(scheme, results[scheme.label]), results[scheme.label]) for scheme in schemes]
+    return [outcome(scheme, results[scheme.label]) for scheme in schemes]
 
 
 def compare_between(
-    described: Description,
-    progress: Callable[[str, float], None] = lambda label, share: None,
-) -> list[tuple[Outcome, Simulated]]:
+    described: Description, progress: Callable[[str, float], None] = lambda label, share: None
+) -> list[Outcome]:
     """Compare on the described cluster, and on those between which it lies.
 
     A figure that differs between these by more than a twentieth has a range. The range of samples per second is wider
     by ``rate_error`` at either end. It moves all schemes alike, so ratios and shares leave it out.
     """
-    found = compare(described, progress)
     others = [replace(described, cluster=replace(c, seed=described.cluster.seed)) for c in described.between]
-    compared = [compare(other, progress) for other in others if other.cluster != described.cluster]
-    of_each = zip(*([outcome for outcome, _ in each] for each in (found, *compared)), strict=True)
-    error = described.rate_error
-    return [(_ranged(outcomes, error), result) for outcomes, (_, result) in zip(of_each, found, strict=True)]
+    each = [described, *(other for other in others if other.cluster != described.cluster)]
+    found = zip(*(compare(one, progress) for one in each), strict=True)
+    return [_ranged(outcomes, described.rate_error) for outcomes in found]
 
 
 def _ranged(outcomes: Sequence[Outcome], rate_error: float) -> Outcome:

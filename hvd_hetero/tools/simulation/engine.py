@@ -74,7 +74,6 @@ class Simulated:
     idle_s: list[float] = field(default_factory=list)
     """Seconds of waiting for others, the mean over workers."""
     micro_batches: list[int] = field(default_factory=list)
-    epochs: list[int] = field(default_factory=list)
     loss: list[tuple[float, int, float]] = field(default_factory=list)
     """(time, updates, loss) of each evaluation."""
 
@@ -188,7 +187,6 @@ class RoundSimulation:
         self.result.transfer_s.append(transfer_s)
         self.result.idle_s.append(float((last_s - ready_s).mean()))
         self.result.micro_batches.append(int(done.sum()))
-        self.result.epochs.append(epoch)
         if self.observer is not None:
             self.observer(finished)
         if self.learner is not None and options.evaluate_every and self.rounds % options.evaluate_every == 0:

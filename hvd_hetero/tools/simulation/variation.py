@@ -42,7 +42,6 @@ class Variation(ABC):
     """A distribution of time factors."""
 
     settings: ClassVar[dict[str, Setting]] = {}
-    """What its fields may be."""
     per: Per = "round"
     """One factor in a round, or one in each micro-batch."""
 

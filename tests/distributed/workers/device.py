@@ -23,7 +23,7 @@ from torch.nn import functional
 from hvd_hetero.policies import BSP, LBBSP, ElasticBSP, NonBlocking, Policy, StaticAllocation
 from hvd_hetero.session import balancer_of
 from hvd_hetero.telemetry import read_run
-from hvd_hetero.testing import DeviceModel
+from tests.support.device_model import DeviceModel
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance, out_of_memory
 from torch_hooks.gradients import bundles
 

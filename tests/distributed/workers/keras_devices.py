@@ -13,8 +13,8 @@ from queued_device import Network, QueuedDevice
 
 from hvd_hetero.policies import LBBSP
 from hvd_hetero.session import balancer_of
-from hvd_hetero.testing import DeviceModel
 from keras_callbacks import LoadBalance, resize_batches, session
+from tests.support.device_model import DeviceModel
 
 BATCH, ROUNDS_PER_EPOCH, EPOCHS = 64, 15, 3
 CURVES = ((1.2e-3, 12e-3, 6, 40), (4.5e-3, 9e-3, 4, None))

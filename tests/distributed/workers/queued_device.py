@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from hvd_hetero.testing import DeviceModel
 from keras_callbacks.step.device import Device
+from tests.support.device_model import DeviceModel
 
 keras = tf.keras
 

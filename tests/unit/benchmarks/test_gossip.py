@@ -3,8 +3,7 @@
 import pytest
 from script_modules import load
 
-from hvd_hetero.tools.simulation import Cluster, Network
-from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
+from hvd_hetero.tools.simulation import Cluster
 
 gossip, problems = (load(name, "benchmarks/papers") for name in ("_gossip", "_problems"))
 SoftmaxRegression, digits = problems.SoftmaxRegression, problems.digits
@@ -25,21 +24,3 @@ def test_of_two_workers_that_answer_between_batches_the_fast_one_waits_for_the_s
     assert simulation.rate == pytest.approx(20.0, rel=0.01)
     assert simulation.batches == [200, 200]
     assert simulation.waited_s == pytest.approx(200 * 2 / 3, rel=0.02)
-
-
-def test_an_exchange_is_paid_for_by_the_worker_that_asks():
-    """1 s of computing, 0.5 s for a model there and back."""
-    network = Network(latency_s=0.1, message_bytes=2e6, bandwidth=1e7)
-    assert GossipSimulation(Cluster.of_speeds([10.0, 10.0], network), 10).run(100).rate == pytest.approx(20 / 1.5)
-
-
-def test_the_mean_model_learns_the_digits():
-    """Softmax starts at ln 10 = 2.30; four workers of unlike speed, five epochs."""
-    problem = SoftmaxRegression(digits(0))
-    data = WholeRounds(problem.samples, shuffle=True, seed=0)
-    models = GossipModels(problem, 0.5, workers=4)
-    simulation = GossipSimulation(Cluster.of_speeds([1.0, 1.0, 1.0, 2.0]), 16, data=data, models=models)
-    simulation.run(450, evaluate_every=90)
-    losses = [loss for _, _, loss in simulation.loss]
-    assert len(losses) == 5
-    assert losses[-1] < 0.5 < losses[0]

@@ -66,31 +66,6 @@ def test_one_process_on_the_same_batches_gets_the_same(data):
     assert train(BSP(), problem).parameters == pytest.approx(at, abs=1e-12)
 
 
-def test_the_papers_scaling_weighs_twice(data):
-    """Half the micro-batches done by one of two ranks: its mean gradient counts 1/2 · 1/2 · 1/2 of the step."""
-    problem = SoftmaxRegression(data)
-    plan = RoundPlan((8, 8), (4, 4), "first")
-    samples, done = [np.arange(8), np.arange(8, 12)], np.array([4, 2])
-    learner = AllreduceLearner(problem, 1.0, weighs_twice=True)
-    learner.update(plan, samples, done)
-    start = problem.start(0)
-    step = problem.gradient(start, samples[0]) / 2 + problem.gradient(start, samples[1]) * (2 / 4) * (4 / 16)
-    assert learner.parameters == pytest.approx(start - step)
-
-
-def test_local_steps_then_the_average(data):
-    """Two ranks, two steps and one: each by hand, averaged by samples."""
-    problem = SoftmaxRegression(data)
-    learner = LocalLearner(problem, 0.5)
-    samples = [np.arange(8), np.arange(8, 12)]
-    learner.update(RoundPlan((8, 4), (2, 1), local=True), samples, np.array([2, 1]))
-    first = problem.start(0)
-    for batch in (samples[0][:4], samples[0][4:]):
-        first = first - 0.5 * problem.gradient(first, batch)
-    second = problem.start(0) - 0.5 * problem.gradient(problem.start(0), samples[1])
-    assert learner.parameters == pytest.approx(2 / 3 * first + 1 / 3 * second)
-
-
 UNEQUAL = Cluster.of_speeds([100.0, 200.0, 400.0])
 
 
@@ -116,18 +91,6 @@ def test_ssp_keeps_its_bound_and_is_as_slow_as_the_slowest(bound):
     assert result.rate(300) == pytest.approx(300.0, rel=0.02)
     # Idle: 1/2 of the middle worker's time and 3/4 of the fastest's.
     assert result.waiting_share(300) == pytest.approx((0.5 + 0.75) / 3, abs=0.02)
-
-
-def test_all_pushes_of_one_clock_count_as_their_mean(data):
-    """DynSSP: after n pushes of a clock the parameters have moved by the mean gradient, in whatever order."""
-    problem = SoftmaxRegression(data)
-    model = ServerModel(problem, 0.5)
-    start, batches = model.parameters, [np.arange(8), np.arange(8, 30), np.arange(30, 31)]
-    gradients = [problem.gradient(start, batch) for batch in batches]
-    for batch in batches:
-        model.push(start, batch, clock=0, workers=3)
-    assert model.parameters == pytest.approx(start - 0.5 * np.mean(gradients, axis=0))
-    assert not model._of_clock
 
 
 def test_stale_gradients_are_those_of_the_parameters_that_were_pulled(data):

@@ -45,8 +45,6 @@ def set_up(monkeypatch):
     scripts = Path(__file__).parents[3] / "scripts"
     monkeypatch.syspath_prepend(scripts)
     spec = importlib.util.spec_from_file_location("set_up", scripts / "setup.py")
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -19,11 +19,11 @@ import tensorflow as tf  # noqa: E402 - imported by Horovod if it is there
 
 from hvd_hetero.policies import BSP, LBBSP, ElasticBSP, NonBlocking  # noqa: E402
 from hvd_hetero.session import balancer_of  # noqa: E402
-from hvd_hetero.testing import DeviceModel  # noqa: E402
 from keras_callbacks import LoadBalance, resize_batches, session  # noqa: E402
 from keras_callbacks.step.device import Device, device_here  # noqa: E402
 from keras_callbacks.step.graph_synchroniser import GraphAllreduce  # noqa: E402
 from tests.distributed.workers.queued_device import Network, QueuedDevice  # noqa: E402
+from tests.support.device_model import DeviceModel  # noqa: E402
 
 SHARE = [0.5, 2.0, 4.0, 1.0, 0.0]
 SLOPE_S, INTERCEPT_S, UPDATE_S = 1.0, 5.0, 0.25

@@ -16,11 +16,11 @@ import tensorflow as tf  # noqa: E402 - imported by Horovod if it is there
 
 from hvd_hetero.errors import HeteroError  # noqa: E402
 from hvd_hetero.policies import BSP, LBBSP, ElasticBSP, NonBlocking  # noqa: E402
-from hvd_hetero.testing import DeviceModel  # noqa: E402
 from keras_callbacks import LoadBalance, resize_batches, session  # noqa: E402
 from keras_callbacks.step.device import Device  # noqa: E402
 from keras_callbacks.step.memory_shortage import MemoryShortage  # noqa: E402
 from tests.distributed.workers.queued_device import Network  # noqa: E402
+from tests.support.device_model import DeviceModel  # noqa: E402
 
 keras = tf.keras
 SAMPLES, BATCH, EPOCHS = 50, 12, 2

@@ -71,23 +71,8 @@ def test_hosts_reach_one_another_by_name_and_address_until_the_link_is_cut_and_w
     assert ask(hosts, "host1").stdout.startswith("host1")
     with pytest.raises(ValueError, match=r"host.* 2"):
         hosts.cut(2)
-    with pytest.raises(ValueError, match=r"delay_s, rate_bit_s, loss.*'speed'"):
+    with pytest.raises(ValueError, match=r"delay_s.*rate_bit_s.*speed=3\.0"):
         hosts.link(0, speed=3.0)
-
-
-@needs_hosts
-def test_what_stands_in_for_ssh_runs_a_command_on_the_host_as_horovodrun_asks(monkeypatch, tmp_path):
-    (tmp_path / "horovodrun").write_text("")
-    with Hosts(2) as hosts:
-        starter = hosts.horovodrun(2, python=str(tmp_path / "python"))
-        assert starter[starter.index("-H") + 1] == "host0:2,host1:2"
-        monkeypatch.setenv("PATH", next(part for part in starter if part.startswith("PATH="))[5:])
-        for options in ("host1 -p 12", "-o A=b -i key host1 -o ConnectTimeout=3"):
-            command = f"echo key | ssh {options} \"read -r K; export K;\" 'hostname; printenv K'"
-            assert subprocess.check_output(command, shell=True, text=True) == "host1\nkey\n"
-        strange = subprocess.run(["ssh", "elsewhere", "true"], capture_output=True, text=True, check=False)
-        assert strange.returncode == 255
-        assert "there is no host elsewhere here" in strange.stderr
 
 
 @needs_hosts

@@ -11,9 +11,11 @@ import sys
 import numpy as np
 import pytest
 from recorded_runs import finished, write
+from script_modules import load
 
 from hvd_hetero.telemetry import Telemetry, read_run
-from hvd_hetero.tools.report.plots import rounds_figure
+
+rounds_figure = load("demo_picture", "examples").rounds_figure
 
 
 def test_a_training_that_loads_an_earlier_state_begins_another_file(tmp_path):

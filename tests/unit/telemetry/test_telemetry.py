@@ -9,11 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from recorded_runs import finished as a_round
+from script_modules import load
 
 from hvd_hetero.rounds import FinishedRound, RoundPlan, RoundReport, RoundTable
 from hvd_hetero.telemetry import VERSION, Telemetry, TelemetryWriter, read_run
 from hvd_hetero.telemetry.records import Recorder
-from hvd_hetero.tools.report.plots import rounds_figure
+
+rounds_figure = load("demo_picture", "examples").rounds_figure
 
 WORKERS = 2
 

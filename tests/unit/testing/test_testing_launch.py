@@ -2,18 +2,14 @@
 
 import json
 import os
-import socket
 import sys
 import textwrap
-from contextlib import ExitStack
 from functools import partial
 
 import numpy as np
-import psutil
 import pytest
 from clocks import JumpingClock
 from pids import ended
-from support.preload import Preloaded
 
 from hvd_hetero.testing import HangError, RankError, launch, report
 from hvd_hetero.testing.processes import stacks
@@ -39,16 +35,9 @@ sys.exit(int(any(codes)))
 """
 
 
-@pytest.fixture(scope="module")
-def preloaded():
-    with Preloaded("numpy") as preloaded:
-        yield preloaded
-
-
-@pytest.fixture(params=["ranks of their own"])  # those of tests/distributed are forked, which some tests here ask for
-def run(request, tmp_path):
+@pytest.fixture
+def run(tmp_path):
     """Launch a script given as text."""
-    forked = request.getfixturevalue("preloaded").variables if request.param == "forked ranks" else {}
     folder = tmp_path / "bin"
     folder.mkdir()
     for name, command in (("python", ""), ("horovodrun", f" {folder}/horovodrun.py")):
@@ -61,9 +50,7 @@ def run(request, tmp_path):
         script.write_text(
             "import os, signal, sys, time\nrank = int(os.environ['HOROVOD_RANK'])\n" + textwrap.dedent(text)
         )
-        env = forked | keywords.pop("env", {})
-        keywords = {"python": str(folder / "python"), "env": env, **keywords}
-        return launch(keywords.pop("target", script), ranks, args, **keywords)
+        return launch(keywords.pop("target", script), ranks, args, python=str(folder / "python"), **keywords)
 
     return launch_text
 
@@ -214,31 +201,6 @@ def test_a_caller_that_raises_takes_the_job_with_it(run, tmp_path):
     with pytest.raises(KeyError, match="the caller's own"):
         run("print(os.getpid()); time.sleep(1000)", 1, on_line=on_line, timeout_s=20)
     assert ended(pids[0])
-
-
-@pytest.mark.parametrize("run", ["forked ranks"], indirect=True)
-def test_forked_ranks_begin_with_the_imports_done_and_are_processes_of_their_own(run):
-    told = "from hvd_hetero.testing import report; report([imported, os.getpid(), os.getppid()])"
-    first, second = run(f"imported = 'numpy' in sys.modules\n{told}").reports
-    assert first[0]
-    assert first[1] != second[1]
-    assert first[2] == second[2], "the process that has imported"
-    assert psutil.Process(first[2]).cmdline()[-1] == "numpy"
-
-
-@pytest.mark.parametrize("run", ["forked ranks"], indirect=True)
-def test_a_request_that_is_half_made_costs_no_other_rank(run, tmp_path):
-    """Somebody who asks for nothing, for what is no request, or not to the end, while others ask for their ranks."""
-    (tmp_path / "hurried.py").write_text("from support import preload; preload._REQUEST_S = 0.2")
-    hurried = Preloaded("hurried", env={"PYTHONPATH": str(tmp_path)})
-    with hurried, ExitStack() as stack:
-        for text in (b"", b"\n", b'{"arguments": [\n', b"\xff\n", b'{"arguments"'):
-            asks = stack.enter_context(socket.socket(socket.AF_UNIX))
-            asks.connect(hurried.address)
-            asks.sendall(text)
-            if not text:
-                asks.shutdown(socket.SHUT_WR)
-        assert run("print('here')", env=hurried.variables).stdout == ("here\n", "here\n")
 
 
 def test_a_python_without_horovod_is_told_how_to_get_it(tmp_path, monkeypatch):

@@ -33,6 +33,8 @@ POLICIES = {
 
 def suite(make_policy):
     class Suite(PolicyConformance):
+        workers, rounds = (1, 2, 5), 40
+
         def make(self, workers):
             return make_policy(workers)
 

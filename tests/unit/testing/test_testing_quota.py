@@ -109,7 +109,7 @@ class FakeKernel:
         (self.mount / "cgroup.controllers").write_text("cpuset cpu io memory\n")
         self._mounts(f"31 23 0:28 / {self.mount} rw,relatime shared:9 - cgroup2 cgroup2 rw")
         own = self._own(f"0::{path}\n", path, "/")
-        (self.mount / "cgroup.subtree_control").write_text("cpu")
+        (own / "cgroup.subtree_control").write_text("cpu")
         return own
 
     def _mounts(self, line):
@@ -135,28 +135,21 @@ def kernel(tmp_path, monkeypatch):
     return FakeKernel(tmp_path, monkeypatch)
 
 
-def test_v1_writes_period_and_quota_below_our_own_group(kernel):
+# The kernel takes no quota below 1 ms, so small shares lengthen the period, to 1 s at most.
+LIMITS = {0.5: "2500 5000", 1.5: "7500 5000", None: "max 5000", 0.05: "1000 20000", 0.001: "1000 1000000"}
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_quota_and_period_are_those_of_a_group_below_our_own(kernel, version):
     """A container sees its hierarchy from its own root on, which the path in /proc still contains."""
-    own = kernel.v1(path="/docker/abc/job", root="/docker/abc")
+    own = kernel.v1(path="/docker/abc/job", root="/docker/abc") if version == 1 else kernel.v2("/job")
     controller = cgroups.find_controller(kernel.proc)
     group = controller.create()
-    assert (controller.version, group.parent) == (1, own)
-    controller.limit(group, 0.5, 5_000)
-    assert (group / "cpu.cfs_period_us").read_text() == "5000"
-    assert (group / "cpu.cfs_quota_us").read_text() == "2500"
-    controller.limit(group, None, 5_000)
-    assert (group / "cpu.cfs_quota_us").read_text() == "-1"
-
-
-def test_v2_writes_cpu_max_below_the_root_where_the_controller_is_on(kernel):
-    kernel.v2("/")
-    controller = cgroups.find_controller(kernel.proc)
-    group = controller.create()
-    assert (controller.version, group.parent) == (2, kernel.mount)
-    controller.limit(group, 1.5, 5_000)
-    assert (group / "cpu.max").read_text() == "7500 5000"
-    controller.limit(group, None, 5_000)
-    assert (group / "cpu.max").read_text() == "max 5000"
+    assert (controller.version, group.parent) == (version, own)
+    for cores, told in LIMITS.items():
+        controller.limit(group, cores, 5_000)
+        names = ["cpu.cfs_quota_us", "cpu.cfs_period_us"] if version == 1 else ["cpu.max"]
+        assert " ".join((group / name).read_text() for name in names).replace("-1 ", "max ") == told
 
 
 def test_v2_goes_beside_our_group_where_the_kernel_does_not_let_it_have_children(kernel, monkeypatch):
@@ -171,17 +164,6 @@ def test_v2_goes_beside_our_group_where_the_kernel_does_not_let_it_have_children
 
     monkeypatch.setattr(cgroups, "_switch_on_cpu", busy)
     assert cgroups.find_controller(kernel.proc).create().parent == own.parent
-
-
-def test_small_shares_lengthen_the_period_until_the_kernel_takes_the_quota(kernel):
-    """The product is kept: 0.05 of a core is 1 ms in every 20, and the least share 1 ms in the longest period, 1 s."""
-    kernel.v2("/")
-    controller = cgroups.find_controller(kernel.proc)
-    group = controller.create()
-    controller.limit(group, 0.05, 5_000)
-    assert (group / "cpu.max").read_text() == "1000 20000"
-    controller.limit(group, 0.001, 5_000)
-    assert (group / "cpu.max").read_text() == "1000 1000000"
 
 
 def test_stale_groups_are_those_of_the_dead_that_hold_nobody(kernel):

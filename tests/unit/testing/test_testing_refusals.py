@@ -6,7 +6,6 @@ import pytest
 
 from hvd_hetero.testing import (
     CpuQuota,
-    DeviceModel,
     Elastic,
     Faults,
     ProportionalSleep,
@@ -28,10 +27,6 @@ from hvd_hetero.testing import (
         (lambda _: QuotaSlowDown(1.0, cores=0), "cores"),
         *((lambda _, share=share: CpuQuota(share), "share") for share in (0.0, -0.5, math.inf)),
         (lambda _: CpuQuota(0.5, period_us=500), "period_us"),
-        (lambda _: DeviceModel(0.0, 1.0), "slope_s"),
-        (lambda _: DeviceModel(1.0, -2.0), r"a batch .*time"),
-        (lambda _: DeviceModel(1.0, 1.0, math.nan), "saturation and out_of_memory"),
-        (lambda _: DeviceModel(1.0, 1.0, 1, 0), "saturation and out_of_memory"),
         (lambda folder: Faults(folder).kill(rank=-1, at=0), "rank and at"),
         (lambda folder: Faults(folder).slow(0, 0, 0), r"factor.* 0\b"),
         (lambda folder: Faults(folder).freeze(0, 0, -1), "seconds"),

@@ -73,6 +73,21 @@ def test_auto_sleeps_where_ranks_outnumber_cores(monkeypatch):
     )
 
 
+@pytest.mark.parametrize(
+    ("fits", "told"),
+    [
+        (True, "a quota of 0.5, cgroup v1"),
+        (False, "2 times slower by proportional sleep (quotas that do not fit into the core that ranks share)"),
+    ],
+)
+def test_whether_quotas_fit_can_be_said_where_ranks_outnumber_cores(monkeypatch, fits, told):
+    monkeypatch.setenv("HOROVOD_LOCAL_SIZE", str(1 + os.cpu_count()))
+    monkeypatch.setattr(module, "quota_available", lambda: QuotaSupport(True, "cgroup v1"))
+    monkeypatch.setattr(module, "QuotaSlowDown", lambda factor, cores, why: f"a quota of {cores / factor}, {why}")
+    slow = slow_down(2.0, fits=fits)
+    assert (slow if fits else slow.describe()) == told
+
+
 def test_auto_falls_back_when_the_kernel_refuses_the_share(monkeypatch):
     def refuse(*args, **keywords):
         raise module.QuotaUnavailableError("a group above allows less")

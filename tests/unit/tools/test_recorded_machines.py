@@ -21,7 +21,7 @@ from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
 from hvd_hetero.tools.simulation.worth import worth_of_run
 from tests.support.covering import covering
 
-BATCH, ROUNDS, TRANSFER_S = 120, 100, 0.004
+BATCH, ROUNDS, TRANSFER_S = 120, 80, 0.004
 SPEEDS = {2: (800.0, 400.0), 3: (800.0, 200.0, 600.0)}
 POLICIES = {
     "bsp": lambda case: BSP(),

@@ -19,6 +19,8 @@ TENSORFLOW = {"tensorflow": "2.21.0"}
 BOTH = {**TORCH, **TENSORFLOW}
 OURS = HorovodFacts("0.28.1", BOTH, ("Gloo",), is_patched=True, lacks=())
 KEPT = {"MALLOC_TRIM_THRESHOLD_": "1", "MALLOC_MMAP_THRESHOLD_": "1", "MALLOC_TOP_PAD_": "1"}
+KEEP = "export MALLOC_TRIM_THRESHOLD_=1000000000 MALLOC_MMAP_THRESHOLD_=1000000000 MALLOC_TOP_PAD_=67108864"
+KERAS_3 = "pip install 'tensorflow>=2.16' 'keras>=3'"
 TOOLS = (
     "to build Horovod 0.28.1, this machine lacks\n  - a C++ compiler: `apt install g++` (Debian, Ubuntu)\n"
     "  - make: `apt install make` (Debian, Ubuntu)"
@@ -58,19 +60,11 @@ def with_(**changes):
         (of.horovod_patches(with_(lacks=("x",))), "warning", f"{of.BUILD} --force"),
         (of.keras(TORCH, {}), "ok", ""),
         (of.keras({**BOTH, "keras": "3.15.1"}, {}), "ok", ""),
-        (of.keras({**BOTH, "keras": "2.15.0"}, {}), "warning", "pip install 'tensorflow>=2.16' 'keras>=3'"),
-        (
-            of.keras({"tensorflow": "2.15.0", "keras": "2.15.0"}, {}),
-            "failure",
-            "pip install 'tensorflow>=2.16' 'keras>=3'",
-        ),
+        (of.keras({**BOTH, "keras": "2.15.0"}, {}), "warning", KERAS_3),
+        (of.keras({"tensorflow": "2.15.0", "keras": "2.15.0"}, {}), "failure", KERAS_3),
         (of.keras(BOTH, {}), "failure", "pip install 'keras>=3'"),
         (of.keras({**BOTH, "keras": "3.15.1"}, {}, "jax"), "warning", "export KERAS_BACKEND=tensorflow"),
-        (
-            of.keras({"tensorflow": "2.21.0", "keras": "3.15.1"}, {}, "jax"),
-            "failure",
-            "export KERAS_BACKEND=tensorflow",
-        ),
+        (of.keras({**TENSORFLOW, "keras": "3.15.1"}, {}, "jax"), "failure", "export KERAS_BACKEND=tensorflow"),
         (of.keras({**BOTH, "keras": "3.15.1"}, {"TF_USE_LEGACY_KERAS": "1"}), "failure", "pip install tf_keras"),
         (of.keras({**BOTH, "tf_keras": "2.21.0"}, {"TF_USE_LEGACY_KERAS": "1"}), "ok", ""),
         (of.container(math.inf, 4, math.inf, 0.0, 4), "ok", ""),
@@ -91,11 +85,7 @@ def with_(**changes):
         (of.allocator(KEPT, "glibc"), "ok", ""),
         (of.allocator({"LD_PRELOAD": "/usr/lib/libjemalloc.so.2"}, "glibc"), "ok", ""),
         (of.allocator({}, ""), "ok", ""),
-        (
-            of.allocator({**KEPT, "MALLOC_TOP_PAD_": ""}, "glibc"),
-            "warning",
-            "export MALLOC_TRIM_THRESHOLD_=1000000000 MALLOC_MMAP_THRESHOLD_=1000000000 MALLOC_TOP_PAD_=67108864",
-        ),
+        (of.allocator({**KEPT, "MALLOC_TOP_PAD_": ""}, "glibc"), "warning", KEEP),
     ],
 )
 def test_each_judgement_says_what_mends_it(finding, verdict, command):
@@ -123,9 +113,6 @@ def test_the_advised_command_is_that_of_the_documentation(request):
     assert of.allocator({}, "glibc").command in document
 
 
-# Container limits.
-
-
 def test_the_backend_is_that_of_the_environment_or_of_the_settings_of_keras(tmp_path):
     assert installed.keras_backend({"HOME": str(tmp_path)}) == "tensorflow"
     (tmp_path / ".keras").mkdir()
@@ -136,8 +123,6 @@ def test_the_backend_is_that_of_the_environment_or_of_the_settings_of_keras(tmp_
     (tmp_path / ".keras" / "keras.json").write_text("no settings")
     assert installed.keras_backend({"HOME": str(tmp_path)}) == "tensorflow"
 
-
-# Two ranks.
 
 SUMMED = "sum 1000 3.0 3.0\n"
 
@@ -174,9 +159,6 @@ def test_two_ranks_that_do_not_sum_are_a_failure_with_a_way_on(outcome, told):
     assert finding.verdict == "failure"
     assert told in finding.text
     assert finding.command
-
-
-# The command.
 
 
 def arguments(*argv):

@@ -9,9 +9,9 @@ import sys
 import pytest
 
 from hvd_hetero.measurement.device_curve import profile_step
-from hvd_hetero.testing import DeviceModel
 from hvd_hetero.tools.cli import commands as cli
 from hvd_hetero.tools.simulation.description import read_description
+from tests.support.device_model import DeviceModel
 
 
 class World:

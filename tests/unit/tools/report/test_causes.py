@@ -113,7 +113,6 @@ READINGS = {
 def test_a_reading_that_explains_the_loss_is_the_cause(column, kind):
     [none, cause] = causes(run_of(steady(0.05, 0.10), **{column: [0.0, 0.47]}, quota_cores=[0.0, 1.5]))
     assert none is None
-    assert cause is not None
     assert cause.kind == kind
     assert "47%" in cause.evidence
     assert cause.way_out
@@ -165,7 +164,6 @@ def test_waiting_for_data_and_work_between_rounds_are_causes(column, kind, share
     figures = {"input_s": extra} if column == "input_s" else {}
     [none, cause] = causes(run_of(base + extra, compute_s=base, **figures))
     assert none is None
-    assert cause is not None
     assert (cause.kind, share in cause.evidence) == (kind, True)
 
 
@@ -235,7 +233,6 @@ def test_a_slow_transfer_is_the_cause_on_all_ranks_unless_one_of_them_costs_more
     slow_s = 0.05 * LEAST_UNEXPLAINED / (1.0 - LEAST_UNEXPLAINED) * 1.2
     [first, second] = causes(run_of(steady(0.05, 0.05), transfer_s=slow_s, sent_mb_s=[12.0, 12.0]))
     assert first == second
-    assert first is not None
     assert (first.kind, "12 MB per second" in first.evidence) == ("network", True)
     assert kinds(run_of(steady(0.05, 0.05), transfer_s=slow_s / 1.5)) == ["", ""]
     assert kinds(run_of(steady(0.05, 0.10), transfer_s=slow_s, contended=[0.0, 0.5])) == ["", "competition"]

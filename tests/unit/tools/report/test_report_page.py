@@ -3,11 +3,13 @@
 import io
 import json
 import re
+import shutil
 import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from recorded_runs import write
 from report_runs import record, run_of
 from rich.console import Console
 
@@ -241,3 +243,40 @@ def test_something_else_is_not_overwritten(tmp_path, capsys):
     assert page_file.read_text() == "my thesis"
     page_file.unlink()
     assert [main(["report", str(path)]) for _ in range(2)] == [0, 0], "a report may be made again"
+
+
+# Which files a report is made from.
+
+
+def test_two_runs_of_one_name_are_told_apart_by_their_folders(tmp_path, capsys):
+    paths = [tmp_path / job / "out" / "run.jsonl" for job in ("one", "other")]
+    for path in paths:
+        write(path, 12).close()
+    assert [report.name for report in make_reports(paths, replayed=False)] == [
+        "one/out/run.jsonl",
+        "other/out/run.jsonl",
+    ]
+    assert make_reports([paths[0]], replayed=False)[0].name == "run.jsonl"
+    assert main(["report", *map(str, paths), "--no-page", "--no-replay"]) == 0
+    told = capsys.readouterr().out
+    assert "one/out/run.jsonl" in told
+    assert "other/out/run.jsonl" in told
+
+
+def test_a_file_in_this_folder_is_told_from_one_below(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for path in ("run.jsonl", "sub/run.jsonl"):
+        write(path, 12).close()
+    paths = [tmp_path.__class__(name) for name in ("run.jsonl", "sub/run.jsonl")]
+    assert [report.name for report in make_reports(paths, replayed=False)] == ["run.jsonl", "sub/run.jsonl"]
+
+
+def test_one_file_named_twice_is_not_compared(tmp_path, capsys):
+    run, link = tmp_path / "run.jsonl", tmp_path / "link.jsonl"
+    write(run, 12).close()
+    link.symlink_to(run)
+    for pair in ((run, run), (link, run)):
+        assert main(["report", *map(str, pair), "--no-page", "--no-replay"]) == 2
+        assert f"{pair[0]} and {pair[1]} must be of two runs" in capsys.readouterr().err
+    shutil.copy(run, copied := tmp_path / "copied.jsonl")
+    assert len(make_reports([run, copied], replayed=False)) == 2, "a copy is a file of its own"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from report_runs import record, run_of
 
-from hvd_hetero.policies import BSP, LBBSP, LBNonBlocking, NonBlocking, SelfAdaptive
+from hvd_hetero.policies import BSP, LBBSP, NonBlocking, SelfAdaptive
 from hvd_hetero.telemetry import read_run
 from hvd_hetero.tools.cli import commands as cli
 from hvd_hetero.tools.report.alternatives import alternatives
@@ -24,7 +24,6 @@ POLICIES = {
     "lb-bsp": LBBSP,
     "self-adaptive": SelfAdaptive,
     "non-blocking": NonBlocking,
-    "lb-non-blocking": LBNonBlocking,
 }
 CLUSTERS = {
     "3 ranks": ((2, 2, 4), 10.0),
@@ -103,18 +102,12 @@ def test_each_policy_is_told_from_the_telemetry_of_each(source, cluster, tmp_pat
             assert told == pytest.approx(real, rel=0.06), name
 
 
-def simulated(path, capsys, *options):
-    assert cli.main(["simulate", "--from", str(path), "--json", *options]) == 0
-    document = json.loads(capsys.readouterr().out)
-    return document | {"schemes": {row["scheme"]: row for row in document["schemes"]}}
-
-
-def test_a_run_of_one_size_yields_ranges_and_no_figure(tmp_path, capsys):
+def test_a_run_of_one_size_yields_ranges_and_no_figure(tmp_path, capsys, asked):
     """Without a short round BSP's telemetry tells BSP alone. The true ratio, 0.5 or so, is in the range."""
     true, path = machines((2, 2, 4), 10.0), tmp_path / "run.jsonl"
     bsp = rate(true, BSP(), path, dataset=BATCH * 8)
     ratio = rate(true, NonBlocking(), dataset=BATCH * 8) / bsp
-    schemes = simulated(path, capsys, "--policies", "non-blocking")["schemes"]
+    schemes = asked("--from", path, "--policies", "non-blocking")["schemes"]
     assert set(schemes["bsp"]["between"]) <= {"of_best"}
     assert schemes["bsp"]["samples_per_s"] == pytest.approx(bsp, rel=0.01)
     row = schemes["non-blocking"]
@@ -128,11 +121,11 @@ def test_a_run_of_one_size_yields_ranges_and_no_figure(tmp_path, capsys):
     assert f"{least:.2f} … {most:.2f}" in line
 
 
-def test_a_run_with_short_rounds_yields_figures(tmp_path, capsys):
+def test_a_run_with_short_rounds_yields_figures(tmp_path, capsys, asked):
     """Self-adaptive loses where micro-batches cost much, and the command says so from BSP's telemetry."""
     true, path = machines((2, 2, 4), 10.0, sigma=0.005), tmp_path / "run.jsonl"
     bsp = rate(true, BSP(), path)
-    row = simulated(path, capsys, "--policies", "self-adaptive")["schemes"]["self-adaptive"]
+    row = asked("--from", path, "--policies", "self-adaptive")["schemes"]["self-adaptive"]
     assert row["between"] == {}
     assert row["times_bsp"] == pytest.approx(rate(true, SelfAdaptive()) / bsp, rel=0.05)
     assert row["times_bsp"] < 1
@@ -272,27 +265,25 @@ def slow_loader(samples):
 
 
 @pytest.mark.parametrize(("source", "other"), [(BSP, LBBSP), (LBBSP, BSP)])
-def test_a_slow_loader_costs_by_the_sample(source, other, tmp_path, capsys):
+def test_a_slow_loader_costs_by_the_sample(source, other, tmp_path, asked):
     """BSP does 0.7 of LB-BSP, and either run tells the other within 3 %, as report and simulate have it."""
     true, path = steady((1, 2), 1.0), tmp_path / "run.jsonl"
     waiting_rate(true, source(), path, slow_loader)
     real = waiting_rate(true, other())
     names = {BSP: ("bsp", "equal batches"), LBBSP: ("lb-bsp", "lb-bsp")}
-    assert cli.main(["simulate", "--from", str(path), "--json", "--policies", "bsp,lb-bsp"]) == 0
-    rows = {row["scheme"]: row for row in json.loads(capsys.readouterr().out)["schemes"]}
+    rows = asked("--from", path, "--policies", "bsp,lb-bsp")["schemes"]
     assert rows[names[other][0]]["samples_per_s"] == pytest.approx(real, rel=0.03)
     assert alternatives(read_run(path)).of(names[other][1]).samples_per_s == pytest.approx(real, rel=0.03)
 
 
-def test_a_wait_may_come_once_or_with_each_micro_batch(tmp_path, capsys):
+def test_a_wait_may_come_once_or_with_each_micro_batch(tmp_path, asked):
     """A batch takes 2.5 ms to fetch besides its samples, and 0.5 to compute: the range holds 0.5 and 3."""
     true, path = steady((1, 2), 3.0 + 1e3 * UPDATE_S), tmp_path / "run.jsonl"
     waiting_rate(true, BSP(), path, lambda samples: np.full(2, 0.0025))
     for least, _, most in replay(read_run(path)).fixed_s:
         assert least <= 0.0005
         assert most >= 0.003
-    assert cli.main(["simulate", "--from", str(path), "--json", "--policies", "self-adaptive"]) == 0
-    [*_, row] = json.loads(capsys.readouterr().out)["schemes"]
+    row = asked("--from", path, "--policies", "self-adaptive")["schemes"]["self-adaptive"]
     least, most = row["between"]["samples_per_s"]
     assert least < waiting_rate(steady((1, 2), 3.0), SelfAdaptive()) < most
 
@@ -316,16 +307,15 @@ def test_another_run_is_within_the_error_in_nineteen_of_twenty(rounds, slow_minu
     assert held < 300  # it does not hold everything
 
 
-def test_a_run_whose_rounds_scatter_tells_a_range_of_its_rate_and_a_figure_of_ratios(tmp_path, capsys):
+def test_a_run_whose_rounds_scatter_tells_a_range_of_its_rate_and_a_figure_of_ratios(tmp_path, asked):
     """Luck moves all schemes alike, so it belongs to samples per second alone."""
     run = tmp_path / "run.jsonl"
     rate(machines((2, 2, 4), 10.0, 0.15, seed=3), BSP(), run)
     told = replay(read_run(run)).rate_error
     assert 0.03 < told < 0.3
-    assert cli.main(["simulate", "--from", str(run), "--json"]) == 0
-    from_run = json.loads(capsys.readouterr().out)
+    from_run = asked("--from", run, "--policies", "lb-bsp")
     assert from_run["recorded"]["rate_error"] == told
-    bsp = next(row for row in from_run["schemes"] if row["scheme"] == "bsp")
+    bsp = from_run["schemes"]["bsp"]
     assert "times_bsp" not in bsp["between"]
     least, most = bsp["between"]["samples_per_s"]
     assert 1 + told - 1e-9 <= math.sqrt(most / least) < 1 + told + 0.03  # the short rounds depend on the fixed cost

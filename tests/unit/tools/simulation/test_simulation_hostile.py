@@ -1,7 +1,6 @@
 """``hvd-hetero simulate`` on hostile input: one line and exit code 2, or a result."""
 
 import gzip
-import importlib
 import json
 import random
 import re
@@ -168,42 +167,3 @@ def test_any_telemetry_is_replayed_or_refused(recorded, tmp_path, capsys):
         path.write_bytes(bytes(content) + b"\n")
         refused += bool(ends_well(["--from", path, "--policies", "lb-bsp"], capsys))
     assert 40 < refused < 80, "most are wrong, and some are not"
-
-
-def test_errors_name_table_key_rule_value_and_way_out(folder, capsys):
-    """In the units of the file, also in [network]; what was taken in silence is refused."""
-    for table, key, value, said in [
-        ("[workers]", "fixed_ms", "-4", "workers[0]: fixed_ms must be at least 0 and at most 1000000000, got -4"),
-        ("training", "signal_ms", "-3", "training: signal_ms must be at least 0 and at most 1000000000, got -3"),
-        ("network", "latency_ms", "-1", "network: latency_ms must be at least 0 and at most 1000000000, got -1"),
-        ("network", "bandwidth_mbps", "0", "network: bandwidth_mbps must be at least 1e-06, got 0"),
-        ("network", "message_mb", "nan", "network: message_mb must be at least 0 and at most 1000000000, got nan"),
-    ]:
-        tables = {name: dict(settings) for name, settings in DESCRIPTION.items()}
-        tables[table][key] = value
-        (folder / "cluster.toml").write_text(written(tables))
-        assert f"cluster.toml.{said}" in ends_well([folder / "cluster.toml"], capsys)
-    (folder / "cluster.toml").write_text(written(DESCRIPTION))
-    for option, value, said in [
-        ("--policies", "", "--policies must name at least one scheme"),
-        ("--policies", "static", "static needs weights, and has none; write"),
-        ("--rounds", "0", "--rounds must be at least 1"),
-        ("--seed", "-1", "--seed must be at least 0"),
-    ]:
-        assert said in ends_well([folder / "cluster.toml", option, value], capsys)
-
-
-def test_a_picture_that_cannot_be_written_is_told_before_the_simulation(folder, capsys, monkeypatch):
-    monkeypatch.setattr(importlib.import_module("hvd_hetero.tools.simulation.compare"), "compare", None)
-    (folder / "cluster.toml").write_text(written(DESCRIPTION))
-    for path in (folder, folder / "no" / "it.png", folder / "it.exe", folder / "good.csv" / "it.png"):
-        assert cli.main(["simulate", str(folder / "cluster.toml"), "--plot", str(path)]) == 2
-        assert "--plot must" in capsys.readouterr().err
-
-
-def test_a_label_with_the_signs_of_formulas_is_drawn(folder, capsys):
-    (folder / "cluster.toml").write_text(written(DESCRIPTION))
-    label = '[{ name = "bsp", label = "[/x] $x_{$" }]'
-    arguments = [str(folder / "cluster.toml"), "--policies", label, "--plot", str(folder / "it.png"), "--quiet"]
-    assert cli.main(["simulate", *arguments]) == 0
-    assert "[/x] $x_{$" in capsys.readouterr().out

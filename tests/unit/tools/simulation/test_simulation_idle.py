@@ -64,7 +64,7 @@ def test_a_rank_without_a_sample_in_a_whole_round_took_no_time_in_it(changed):
 def test_any_idle_rounds_end_in_figures_or_an_error(changed):
     """Drawn by a seed: samples, pieces, seconds and plans of either rank, or of both, are 0 in some rounds."""
     dice, told, refused = random.Random(0), 0, []
-    for _ in range(30):
+    for _ in range(16):
         changes = {}
         for number in dice.sample(range(ROUNDS), dice.choice([1, 1, 3, ROUNDS])):
             idle = dice.choice([(0,), (1,), (0, 1)])
@@ -80,5 +80,5 @@ def test_any_idle_rounds_end_in_figures_or_an_error(changed):
         told += 1
         for each in found.each:
             assert np.isfinite([each.samples_per_s, each.least, each.most]).all(), changes
-    assert told > 15, "most runs can be replayed"
+    assert told > 8, "most runs can be replayed"
     assert all("is not known" in each or "must be above 0" in each for each in refused), refused

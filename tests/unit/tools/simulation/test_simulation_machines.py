@@ -52,20 +52,6 @@ def test_a_micro_batch_above_the_memory_limit_is_cut():
     assert pieces.work_s[2] == pytest.approx(3 * gamma(DEVICES[2], 100))
 
 
-def test_within_is_the_inverse_of_gamma():
-    """The most samples that fit in a time are those whose Γ does, and one more does not."""
-    devices = Devices(DEVICES)
-    for work_s in (0.0, 0.049, 0.13, 0.29, 1.0):
-        most = devices.within(np.full(4, work_s))
-        for i, compute in enumerate(DEVICES):
-            x = int(most[i])
-            pieces = -(-x // compute.memory_limit) if compute.memory_limit else min(x, 1)
-            cost_s = compute.slope_s * x + compute.intercept_s * pieces if x > compute.saturation else gamma(compute, x)
-            assert cost_s <= work_s + 1e-9
-            if x < (compute.memory_limit or 10**9):
-                assert gamma(compute, x + 1) > work_s - 1e-9
-
-
 PROCESSES = (
     Availability(),
     Availability((0.0, 3.0, 4.5), (1.0, 0.25, 2.0)),
@@ -117,15 +103,6 @@ def test_a_variation_of_what_is_not_known_is_refused(kind):
     """It changed nothing, and said nothing."""
     with pytest.raises(ValueError, match=r"batch, round.*'micro-batch'"):
         kind("micro-batch")
-
-
-def test_ring_and_exchange_by_hand():
-    """2 (n-1) (latency + M / (n b)), and one exchange per matching, over the slowest link, beside the table."""
-    network = Network("ring", latency_s=0.001, message_bytes=1000.0)
-    link = np.array([1e6, 2e6, 0.5e6])
-    assert network.allreduce_s(link, 0) == pytest.approx(2 * 2 * (0.001 + 1000 / (3 * 0.5e6)))
-    assert network.allreduce_s(link[:1], 0) == 0
-    assert network.exchange_s(link, 2, 0) == pytest.approx(2 * (0.001 + 1000 / 0.5e6) + 2 * 2 * 0.001)
 
 
 def test_the_servers_queue_against_a_loop():

@@ -1,13 +1,9 @@
 """D-PSGD and MATCHA in simulated time: how long their exchanges take, what they train, and how they are asked for."""
 
-import json
-import re
-
 import numpy as np
 import pytest
 
 from hvd_hetero.policies import BSP, ElasticBSP, NonBlocking
-from hvd_hetero.tools.cli import commands as cli
 from hvd_hetero.tools.simulation import Cluster, Network, Options, RoundSimulation, simulate
 from hvd_hetero.topology import complete
 from hvd_hetero.topology.mixing import NeighbourMixing, resolve_mixing
@@ -79,48 +75,12 @@ samples_per_s = 300
 """
 
 
-@pytest.fixture
-def described(tmp_path):
-    def write(*changes):
-        text = DESCRIPTION
-        for old, new in changes:
-            assert old in text
-            text = text.replace(old, new)
-        (tmp_path / "cluster.toml").write_text(text)
-        return str(tmp_path / "cluster.toml")
-
-    return write
-
-
-def told(arguments, capsys):
-    assert cli.main(["simulate", *arguments, "--json"]) == 0
-    return {row["scheme"]: row for row in json.loads(capsys.readouterr().out)["schemes"]}
-
-
-def test_both_are_asked_for_by_name(described, capsys):
+def test_both_are_asked_for_by_name(described, asked):
     """60 samples at 100/s; messages of 0.1 s and 10 ms: two exchanges, or one in the mean, against 6 quarter ones."""
-    rows = told([described()], capsys)
+    rows = asked(described(text=DESCRIPTION))["schemes"]
     assert set(rows) == {"bsp", "best-split", "d-psgd", "matcha", "lb-bsp d-psgd ema"}
     assert rows["bsp"]["round_s"] == pytest.approx(0.6 + 6 * (0.01 + 0.025))
     assert rows["d-psgd"]["round_s"] == pytest.approx(0.6 + 2 * 0.11 + 0.06)
     assert rows["matcha"]["round_s"] == pytest.approx(0.6 + 0.11 + 0.06, rel=0.05)
     assert rows["lb-bsp d-psgd ema"]["round_s"] == pytest.approx(0.4 + 2 * 0.11 + 0.06, rel=0.02)
     assert rows["matcha"]["transfer_share"] < rows["d-psgd"]["transfer_share"]
-
-
-@pytest.mark.parametrize(
-    ("entry", "said"),
-    [
-        ('{ name = "bsp", sync = "dpsgd" }', "did you mean 'd-psgd'"),
-        ('{ name = "matcha", sync = "d-psgd" }', "no setting 'sync'"),
-        ('{ name = "matcha", budgt = 0.5 }', "no setting 'budgt'"),
-        ('{ name = "elastic-bsp", updates = "local", sync = "matcha" }', "does not go with local updates"),
-    ],
-)
-def test_mistakes_are_told(entry, said, described, capsys):
-    """In a description and on the command line, in one line."""
-    for change, arguments in ((('"matcha"', entry), []), (("", ""), ["--policies", f"[{entry}]"])):
-        assert cli.main(["simulate", described(change), *arguments]) == 2
-        error = capsys.readouterr().err
-        assert error.count("\n") == 1
-        assert re.search(said, error), error

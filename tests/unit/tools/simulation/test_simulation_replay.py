@@ -13,7 +13,6 @@ from report_runs import record
 from hvd_hetero.policies import BSP, LBBSP
 from hvd_hetero.prediction import Predictor
 from hvd_hetero.telemetry import read_run
-from hvd_hetero.tools.cli import commands as cli
 from hvd_hetero.tools.simulation import Availability, Cluster, Compute, Drivers, Worker
 from hvd_hetero.tools.simulation.compare import compare
 from hvd_hetero.tools.simulation.description import recorded_description
@@ -114,14 +113,13 @@ def test_a_predictor_that_reads_drivers_gains_by_them_on_a_replayed_run(tmp_path
     assert told == pytest.approx(real, rel=0.02)
 
 
-def test_the_command_asks_a_recorded_run_for_a_predictor_that_reads_drivers(tmp_path, capsys):
+def test_the_command_asks_a_recorded_run_for_a_predictor_that_reads_drivers(tmp_path, asked):
     """Of the same run without its drivers NARX makes something else, and the last speed the same."""
 
     def told():
         entries = '[{ name = "lb-bsp", predictor = "narx" }, { name = "lb-bsp", predictor = "memoryless" }]'
-        assert cli.main(["simulate", "--from", str(path), "--policies", entries, "--json"]) == 0
-        rows = json.loads(capsys.readouterr().out)["schemes"]
-        return {row["scheme"]: row["between"].get("samples_per_s", [row["samples_per_s"]]) for row in rows}
+        rows = asked("--from", path, "--policies", entries)["schemes"]
+        return {name: row["between"].get("samples_per_s", [row["samples_per_s"]]) for name, row in rows.items()}
 
     path = tmp_path / "run.jsonl"
     simulate_with_spies(MACHINES, BSP(), 80, path)
@@ -151,6 +149,6 @@ def test_a_run_without_an_end_of_an_epoch_is_replayed_in_whole_rounds(tmp_path):
     record(path, Cluster.of_speeds([300, 200, 100]), BSP(), 60, WARM_UP_ROUNDS + 25)
     described, machines = recorded_description(read_run(path), [choose("bsp", "test")])
     assert described.dataset == 2 * 60
-    outcomes = {outcome.scheme: outcome for outcome, _ in compare(described)}
+    outcomes = {outcome.scheme: outcome for outcome in compare(described)}
     assert outcomes["bsp"].samples_per_s == pytest.approx(machines.measured_rate)
     assert machines.kept == tuple(range(WARM_UP_ROUNDS, WARM_UP_ROUNDS + 25))

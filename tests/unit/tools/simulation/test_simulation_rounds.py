@@ -173,11 +173,11 @@ KINDS = {
     ],
 )
 def test_the_same_plans_and_times_as_real_balancers(name, kind):
-    """Forty rounds on unlike, unsteady machines with measurement noise: round for round the same."""
+    """Thirty rounds on unlike, unsteady machines with measurement noise: round for round the same."""
     real = RealBalancers(KINDS[kind], POLICIES[name], 120)
     simulated = RoundSimulation(KINDS[kind], POLICIES[name](), 120)
     seen = set()
-    for _ in range(40):
+    for _ in range(30):
         plan, time_s = real.step()
         finished = simulated.step()
         assert (finished.plan.samples, finished.plan.micro_batches) == (plan.samples, plan.micro_batches)

@@ -1,4 +1,4 @@
-"""Pictures of recorded runs; needs matplotlib."""
+"""The picture of the demo: batch sizes and waiting times of recorded runs. Needs matplotlib."""
 
 from __future__ import annotations
 

@@ -47,15 +47,7 @@ class DeviceModel:
         clock: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        if not (0 < slope_s < math.inf):
-            raise ValueError(f"slope_s must be positive and finite, got {slope_s}")
-        if not 1 <= saturation < math.inf or (out_of_memory is not None and out_of_memory < 1):
-            raise ValueError(
-                f"saturation and out_of_memory count samples, at least 1, got {saturation} and {out_of_memory}"
-            )
         self.gamma = Gamma(slope_s, intercept_s, saturation, out_of_memory)
-        if not 0 < self.gamma.seconds(1) < math.inf:
-            raise ValueError(f"a batch must take some time, got {self.gamma.seconds(1)} s for one sample")
         self.late_s = 0.0
         """Seconds by which all steps took longer than modelled, because the host is slower than the device it plays."""
         self.factor = 1.0
