@@ -1,9 +1,15 @@
-"""What all tests share: a heap that the garbage collector has been through before the first of them."""
+"""What all tests share: a heap that the garbage collector has been through, and how many examples hypothesis draws."""
 
 from __future__ import annotations
 
 import gc
 import sys
+
+from hypothesis import settings
+
+settings.register_profile("quick", derandomize=True, deadline=None, max_examples=25)
+settings.register_profile("thorough", settings.get_profile("quick"), max_examples=300)
+settings.load_profile("quick")  # pytest --hypothesis-profile=thorough has the last word
 
 MANY = 100  # modules; torch._dynamo, which comes with the first optimizer, brings 900
 imported = [0]  # modules, when the heap was last gone through

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import numpy as np
+import tables
 
 from hvd_hetero.columns import COLUMNS
-from hvd_hetero.rounds import FinishedRound, RoundPlan, RoundReport, RoundTable
+from hvd_hetero.rounds import FinishedRound, RoundPlan, RoundTable
 from hvd_hetero.telemetry import TelemetryWriter
 
 
 def table(workers: int = 2, **figures) -> RoundTable:
     """A table with these figures, one for all ranks or one for each; all else is 1."""
-    rows = []
-    for rank in range(workers):
-        named = dict.fromkeys(COLUMNS, 1.0)
-        named |= dict.fromkeys(
-            ("lap_s", "limit", "slope_s", "intercept_s", "saturation", "fixed_samples", "once_s"), 0.0
-        )
-        named |= {name: float(np.broadcast_to(value, workers)[rank]) for name, value in figures.items()}
-        rows.append(RoundReport(**named).vector(rank, workers))
-    return RoundTable(np.sum(rows, axis=0), workers)
+    zeros = ("lap_s", "limit", "slope_s", "intercept_s", "saturation", "fixed_samples", "once_s")
+    return tables.table(workers, **dict.fromkeys(COLUMNS, 1.0) | dict.fromkeys(zeros, 0.0) | figures)
 
 
 def finished(number: int, workers: int = 2, elapsed_s: float = 2.5, **figures) -> FinishedRound:

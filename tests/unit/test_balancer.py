@@ -148,13 +148,6 @@ def test_waiting_for_data_and_applying_the_update_count_as_work_but_apart():
     assert table.column("samples_per_s") == pytest.approx([50.0, 50 / 0.75])
 
 
-def test_the_first_round_predicts_nothing():
-    job = Job(LBBSP(), [300.0, 100.0], 40)
-    job.round()
-    assert np.isnan(job.finished[0].table.column("samples_per_s")).all()
-    assert job.balancers[0].plan().samples == (20, 20)
-
-
 @pytest.mark.parametrize(("rank_s", "shows_after"), [(0.02, 2), (0.002, 3)])
 def test_what_short_rounds_teach_is_learned_while_others_compute_and_told_a_round_later(rank_s, shows_after):
     job = Job(LBBSP("memoryless"), [30 / rank_s, 10 / rank_s], 40)
@@ -507,12 +500,6 @@ def test_the_papers_rule_goes_by_samples_where_micro_batches_are_unequal():
     assert job.finished[-1].table.figures("samples") == [6, 2]
     # Of the last micro-batch, in whose units the gradient is accumulated: 2 of 12, and 1 of 12 times 2 of 6 samples.
     assert weights == pytest.approx([2 / 12, 1 / 12 * 2 / 6])
-
-
-def test_without_signals_everybody_does_everything():
-    job = Job(NonBlocking(4), [400.0, 150.0], 80)
-    job.round()
-    assert job.finished[-1].table.column("samples").tolist() == [40, 40]
 
 
 def test_a_micro_batch_that_does_not_fit_is_done_in_parts_and_plans_keep_to_what_fits():

@@ -5,31 +5,23 @@ from __future__ import annotations
 import json
 import math
 
+import numpy as np
 import pytest
+from tables import table
 
-from hvd_hetero.columns import COLUMNS
 from hvd_hetero.errors import RoundStateError
 from hvd_hetero.measurement.gradient_noise import GradientNoise
 from hvd_hetero.planner import Planner
 from hvd_hetero.policies import BSP, LBBSP, Goodput, NonBlocking
-from hvd_hetero.rounds import LENGTHS, FinishedRound, RoundReport, RoundTable
-
-
-def table(plan, speeds, **figures):
-    """Ranks that did what was planned at these speeds; ``figures``: one list per name."""
-    rows = []
-    for rank, speed in enumerate(speeds):
-        row = dict.fromkeys(COLUMNS, 0.0)
-        x = plan.samples[rank]
-        row |= {"samples": x, "micro_batches": 1, "compute_s": x / speed, "samples_per_s": speed, "timed_samples": x}
-        row |= {name: of[rank] for name, of in figures.items()}
-        rows.append(RoundReport(**row).vector(rank, len(speeds)))
-    return RoundTable(sum(rows), len(speeds))
+from hvd_hetero.rounds import LENGTHS, FinishedRound
 
 
 def round_of(planner, speeds=(300.0, 100.0), **figures):
+    """Let ranks do what was planned at these speeds."""
     plan = planner.plan()
-    planner.learn(FinishedRound(planner.rounds, 0, plan, table(plan, speeds, **figures), 1.0))
+    x = np.array(plan.samples)
+    did = {"samples": x, "micro_batches": 1, "compute_s": x / speeds, "samples_per_s": speeds, "timed_samples": x}
+    planner.learn(FinishedRound(planner.rounds, 0, plan, table(len(speeds), **did | figures), 1.0))
 
 
 @pytest.mark.parametrize("lead", [0, 1, 3])

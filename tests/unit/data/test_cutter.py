@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from oracles import EndingLists, EndlessLists, SharedList
 
@@ -169,11 +169,9 @@ jobs = {
     "seed": st.integers(0, 2**16),
     "stop_every": st.sampled_from([0, 1, 2, 5]),
 }
-thorough = settings(derandomize=True, max_examples=60, deadline=None)
 
 
 @given(length=st.integers(1, 70), lead=st.integers(0, 3), least=st.sampled_from([1, 1, 6]), **jobs)
-@thorough
 def test_a_permutation_is_shared_out_as_by_the_oracle(length, lead, least, **job):
     def samples(epoch):
         return np.random.Generator(np.random.PCG64([7, epoch])).permutation(length).tolist()
@@ -190,7 +188,6 @@ def test_a_permutation_is_shared_out_as_by_the_oracle(length, lead, least, **job
 
 
 @given(length=st.integers(1, 70), least=st.sampled_from([1, 1, 6]), **jobs)
-@thorough
 def test_a_whole_stream_is_shared_out_as_by_the_oracle(length, least, **job):
     def read(epoch):
         return range(1000 * epoch, 1000 * epoch + length)
@@ -207,7 +204,6 @@ def test_a_whole_stream_is_shared_out_as_by_the_oracle(length, least, **job):
 
 
 @given(lengths=st.lists(st.integers(1, 20), min_size=4, max_size=4), rounds=st.integers(1, 9), **jobs)
-@thorough
 def test_shards_of_a_known_number_of_rounds_are_read_in_turn_as_by_the_oracle(lengths, rounds, **job):
     workers = job["workers"]
     lists = [[f"{rank}.{i}" for i in range(length)] for rank, length in enumerate(lengths[:workers])]
@@ -230,7 +226,6 @@ def test_shards_of_a_known_number_of_rounds_are_read_in_turn_as_by_the_oracle(le
 
 
 @given(lengths=st.lists(st.integers(1, 30), min_size=4, max_size=4), **jobs)
-@thorough
 def test_shards_that_end_by_themselves_are_read_once_as_by_the_oracle(lengths, **job):
     workers = job["workers"]
     lists = [[f"{rank}.{i}" for i in range(length)] for rank, length in enumerate(lengths[:workers])]

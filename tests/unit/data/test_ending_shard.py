@@ -98,15 +98,6 @@ def test_a_plan_without_ranks_that_have_ended_ends_when_all_are_done():
     assert plan.without([False, True, False]) == RoundPlan((4, 0, 6), (2, 0, 3), "all")
 
 
-def test_what_a_round_left_undone_comes_back_before_the_part_ends():
-    shard = EndingShard(lambda epoch: iter(range(3)), 0, 1)
-    assert shard.take(RoundPlan((3,), (3,), "first"), 0).part == [0, 1, 2]
-    assert shard.ends_after(3)
-    assert not shard.ends_after(2)
-    shard.finish([2.0], [0.0])
-    assert shard.take(RoundPlan((3,), (3,), "first"), 0).part == [2]
-
-
 def test_a_state_goes_on_where_every_rank_stood():
     group = ranks(BSP, (9, 3), 4)
     play_round(group)

@@ -6,11 +6,8 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from hvd_hetero.data.permutation import SharedPermutation
-from hvd_hetero.data.sample_order import Cut
 from hvd_hetero.rounds import RoundPlan
 
 
@@ -25,24 +22,6 @@ def epoch(order: SharedPermutation, plan_of_round, workers: int) -> list[list[np
         rounds.append([copy.take(plan, rank).part for rank, copy in enumerate(copies)])
     assert all(copy.remaining == 0 for copy in copies)
     return rounds
-
-
-@given(st.integers(1, 120), st.integers(1, 4), st.integers(0, 3), st.data())
-@settings(derandomize=True, max_examples=100, deadline=None)
-def test_each_sample_of_an_epoch_is_visited_exactly_once_under_changing_plans(length, workers, number, data):
-    total = data.draw(st.integers(workers, 30))
-    seeds = data.draw(st.integers(0, 99))
-
-    def plan_of_round(r: int) -> RoundPlan:
-        cuts = np.sort(np.random.default_rng([seeds, r]).integers(0, total + 1, workers - 1))
-        return RoundPlan.of(np.diff(cuts, prepend=0, append=total))
-
-    order = SharedPermutation(length, shuffle=True, seed=seeds)
-    order.start(number)
-    rounds = epoch(order, plan_of_round, workers)
-    seen = np.concatenate([part for parts in rounds for part in parts])
-    assert sorted(seen) == list(range(length))
-    assert len(rounds) == -(-length // total)
 
 
 def test_the_samples_of_a_round_do_not_depend_on_the_split():
@@ -62,10 +41,6 @@ def test_epochs_and_seeds_have_orders_of_their_own_and_the_same_ones_every_time(
     orders = {order(seed, number) for seed in range(3) for number in range(3)}
     assert len(orders) == 9
     assert order(1, 1) in orders
-
-
-def test_without_shuffling_the_order_is_that_of_the_dataset():
-    assert SharedPermutation(5).take(RoundPlan.of([5]), 0).part.tolist() == [0, 1, 2, 3, 4]
 
 
 def test_the_checksum_tells_orders_apart():
@@ -147,76 +122,6 @@ def test_taking_beyond_the_end_is_an_error():
     order.take(RoundPlan.of([4]), 0)
     with pytest.raises(ValueError, match=r"epoch.*start the next"):
         order.take(RoundPlan.of([4]), 0)
-
-
-class Rank:
-    """One rank's copy of the order, which takes slices as far ahead as it likes within the lead."""
-
-    def __init__(self, length: int, rank: int, lead: int, seed: int) -> None:
-        self.order = SharedPermutation(length, shuffle=True, seed=seed)
-        self.order.lead = lead
-        self.rank = rank
-        self.taken: list[Cut] = []
-
-    def take_up_to(self, number: int, plan: RoundPlan) -> None:
-        while len(self.taken) <= number and self.order.remaining:
-            self.taken.append(self.order.take(plan, self.rank))
-
-
-@given(st.integers(1, 90), st.integers(1, 4), st.integers(0, 3), st.integers(0, 999))
-@settings(derandomize=True, max_examples=150, deadline=None)
-def test_samples_left_undone_come_back_and_each_is_done_exactly_once(length, workers, lead, seed):
-    """However far ahead each rank takes its slices, all take the same, and an epoch does every sample once."""
-    rng = np.random.default_rng(seed)
-    plan = RoundPlan.of([6] * workers, 2)
-    plan = RoundPlan(plan.samples, plan.micro_batches, ends="first")
-    ranks = [Rank(length, rank, lead, seed) for rank in range(workers)]
-    done: list[int] = []
-    number = 0
-    more = True
-    while more:
-        ahead = [int(rng.integers(0, lead + 1)) for _ in ranks]
-        for each, further in zip(ranks, ahead, strict=True):
-            each.take_up_to(number + further, plan)
-        if len(ranks[0].taken) <= number:
-            more = {each.order.holds(1) for each in ranks} == {True}
-            continue
-        plans = {each.taken[number].plan for each in ranks}
-        assert len(plans) == len({each.taken[number].fingerprint for each in ranks}) == 1
-        planned = plans.pop()
-        did = [int(rng.integers(0, x + 1)) if planned.ends == "first" else x for x in planned.samples]
-        for each, count in zip(ranks, did, strict=True):
-            done += each.taken[number].part[:count].tolist()
-        for each in ranks:
-            each.order.finish(did)
-        number += 1
-    assert sorted(done) == list(range(length))
-
-
-@pytest.mark.parametrize("lead", [0, 2])
-@pytest.mark.parametrize("stop", [0, 1, 3, 7])
-def test_an_epoch_resumed_anywhere_does_what_was_left_of_it(lead, stop):
-    """Rounds in flight when the state was saved count as not done, and what had come back is not forgotten."""
-    plan = RoundPlan((6, 6), (3, 3), ends="first")
-    first = Rank(60, 0, lead, seed=4)
-    done: list[int] = []
-    for number in range(stop):
-        first.take_up_to(number + lead, plan)
-        planned, mine = first.taken[number].plan, first.taken[number].part
-        if planned.ends == "all":
-            break
-        order = first.order
-        theirs = order._open[0].indices[6:]
-        done += mine[:2].tolist() + theirs[:4].tolist()
-        order.finish([2, 4])
-    resumed = SharedPermutation(60, shuffle=True, seed=4)
-    resumed.load_state_dict(first.order.state_dict())
-    whole = RoundPlan.of([6, 6])
-    while resumed.remaining:
-        resumed.take(whole, 0)
-        done += resumed._open[-1].indices.tolist()
-        resumed.finish(resumed._open[0].plan.samples)
-    assert sorted(done) == list(range(60))
 
 
 def test_the_state_of_another_order_is_refused_with_what_differs():

@@ -1,12 +1,8 @@
 """Rounds from data without random access, against the permutation that deals the same samples."""
 
 import json
-from itertools import count
 
-import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from hvd_hetero.data.permutation import SharedPermutation
 from hvd_hetero.data.stream_orders import ShardStream, SharedStream
@@ -15,72 +11,6 @@ from hvd_hetero.rounds import RoundPlan
 
 def shared(length: int, least: int = 1, readers: int = 0) -> SharedStream:
     return SharedStream(lambda epoch: range(1000 * epoch, 1000 * epoch + length), least, readers)
-
-
-rounds = st.lists(
-    st.tuples(st.lists(st.integers(0, 6), min_size=2, max_size=3).filter(any), st.booleans(), st.integers(0, 99)),
-    min_size=1,
-    max_size=12,
-)
-
-
-@given(rounds, st.integers(1, 60), st.integers(1, 20))
-@settings(derandomize=True, max_examples=100, deadline=None)
-def test_a_whole_stream_deals_what_a_permutation_in_order_deals(asked, length, least):
-    stream, permutation = shared(length, least), SharedPermutation(length)
-    workers = len(asked[0][0])
-    for samples, early, chance in asked:
-        if permutation.remaining == 0:
-            break
-        plan = RoundPlan.of((samples + samples)[:workers] if any((samples + samples)[:workers]) else [1] * workers, 2)
-        plan = RoundPlan(plan.samples, plan.micro_batches, "first" if early else "all")
-        assert stream.holds(least) == permutation.holds(least)
-        ours, theirs = stream.take(plan, 0), permutation.take(plan, 0)
-        assert ours.plan == theirs.plan
-        assert ours.part == theirs.part.tolist()
-        assert stream.in_flight == 1
-        taken = ours.plan
-        random = np.random.default_rng(chance)
-        done = [int(random.integers(0, x + 1)) if taken.ends == "first" else x for x in taken.samples]
-        stream.finish(done)
-        permutation.finish(done)
-    assert stream.holds(1) == permutation.holds(1)
-
-
-@given(rounds, st.integers(1, 60), st.integers(0, 2))
-@settings(derandomize=True, max_examples=80, deadline=None)
-def test_every_sample_is_done_once_whatever_ends_early_and_wherever_it_is_resumed(asked, length, interrupted):
-    stream = shared(length)
-    visited: list[int] = []
-    for number in count():
-        samples, early, chance = asked[number % len(asked)]
-        if number == interrupted:
-            saved = json.loads(json.dumps(stream.state_dict()))
-            stream = shared(length)
-            stream.load_state_dict(saved)
-        if not stream.holds(1):
-            break
-        plan = RoundPlan.of([*samples, 1, 1][:3], 2)
-        plan = RoundPlan(plan.samples, plan.micro_batches, "first" if early else "all")
-        plan = stream.take(plan, 0).plan
-        part = [sample for _, sample in stream._open[-1][1]]
-        random = np.random.default_rng(chance + number)
-        done = [int(random.integers(0, x + 1)) if plan.ends == "first" else x for x in plan.samples]
-        if not any(done):
-            done[int(np.argmax(plan.samples))] = 1
-        for rank, kept in enumerate(done):
-            visited += part[plan.start(rank) : plan.start(rank) + kept]
-        stream.finish(done)
-    assert sorted(visited) == list(range(length))
-
-
-def test_rounds_in_flight_count_as_not_done():
-    stream = shared(10)
-    stream.take(RoundPlan.of([2, 2]), 0)
-    saved = stream.state_dict()
-    other = shared(10)
-    other.load_state_dict(saved)
-    assert other.take(RoundPlan.of([2, 2]), 1).part == [2, 3]
 
 
 @pytest.mark.parametrize(
@@ -119,17 +49,6 @@ def early(*samples: int) -> RoundPlan:
 
 def shards(length: int, rank: int, rounds: int = 3) -> ShardStream:
     return ShardStream(lambda number: [f"{rank}.{number}.{i}" for i in range(length)], rounds, rank, 2)
-
-
-def test_a_shard_goes_on_from_epoch_to_epoch_and_begins_again_at_its_end():
-    stream = shards(5, rank=1)
-    seen = []
-    for epoch in range(2):
-        stream.start(epoch)
-        while stream.holds(1):
-            seen += stream.take(RoundPlan.of([1, 2]), 1).part
-            stream.finish([1, 2])
-    assert seen == [f"1.{i // 5}.{i % 5}" for i in range(12)]
 
 
 def test_what_a_shard_has_not_done_comes_first_again():

@@ -8,12 +8,12 @@ import math
 
 import numpy as np
 import pytest
+from tables import table
 
 from hvd_hetero.balancer import Balancer
-from hvd_hetero.columns import COLUMNS
 from hvd_hetero.measurement.plausibility import Plausibility
 from hvd_hetero.policies import LBBSP, ElasticBSP
-from hvd_hetero.rounds import MicroBatch, RoundReport, RoundTable
+from hvd_hetero.rounds import MicroBatch
 
 SPEEDS = [300.0, 100.0, 200.0]
 LIES = [math.nan, 0.0, -5.0, math.inf, 1e5, 1e300]
@@ -110,18 +110,16 @@ def test_a_clock_that_jumps_back_teaches_nothing():
     assert job.rounds(1, jump_s=-3600.0) == before
 
 
-def table(samples, seconds, speed):
+def alone(samples, seconds, speed):
     """One rank: what it did, and what it says that it will do."""
-    row = dict.fromkeys(COLUMNS, 0.0)
-    row |= {"samples": samples, "compute_s": seconds, "samples_per_s": speed}
-    return RoundTable(RoundReport(**row).vector(0, 1), 1)
+    return table(1, samples=samples, compute_s=seconds, samples_per_s=speed)
 
 
 def test_a_short_round_among_the_first_makes_no_honest_rank_suspicious(caplog):
     """0.1 s of fixed cost: 300 samples/s in whole rounds, 10 in one of a single sample, which was held against it."""
     plausibility = Plausibility(1, 64.0)
     for number, samples in enumerate([60, 60, 1, 60, 60, 1, 60, 1]):
-        told = table(samples, 0.1 + samples / 600, 300.0)
+        told = alone(samples, 0.1 + samples / 600, 300.0)
         assert plausibility(number, told, short=samples == 1) is told
     assert not caplog.records
 
@@ -130,11 +128,11 @@ def test_the_warning_names_the_bound_and_never_a_figure_that_it_keeps_to(caplog)
     """After a short round that was fast it said: 900 samples/s, which cannot be (it has done 1000)."""
     plausibility = Plausibility(1, 64.0)
     for number in range(4):
-        plausibility(number, table(60, 0.3, 200.0))
-    plausibility(4, table(1, 0.001, 900.0), short=True)
-    plausibility(5, table(60, 0.3, math.nan))
-    plausibility(6, table(60, 0.3, 200.0))
-    plausibility(7, table(60, 0.3, -1.0))
+        plausibility(number, alone(60, 0.3, 200.0))
+    plausibility(4, alone(1, 0.001, 900.0), short=True)
+    plausibility(5, alone(60, 0.3, math.nan))
+    plausibility(6, alone(60, 0.3, 200.0))
+    plausibility(7, alone(60, 0.3, -1.0))
     said = [record.getMessage() for record in caplog.records if "says that" in record.getMessage()]
     assert "900 samples/s, more than 4 times the 200 that it has kept up; it keeps" in said[0]
     assert "-1 samples/s, which is no speed; it keeps" in said[1]
@@ -163,7 +161,7 @@ def believed(tables, typical_size):
     return found
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 def test_of_many_ranks_each_is_believed_as_if_it_were_alone(seed):
     """Strange clocks, strange speeds, ranks without samples and short rounds, against the definition."""
     rng = np.random.default_rng(seed)
@@ -171,7 +169,6 @@ def test_of_many_ranks_each_is_believed_as_if_it_were_alone(seed):
     paces, fixed = rng.uniform(10, 1000, workers), rng.choice([0.0, 20.0], workers)
     for _ in range(40):
         short = rng.random() < 0.2
-        rows = np.zeros((workers, len(COLUMNS)))
         samples = rng.integers(0, 3 if short else 100, workers)
         busy_s = (samples + fixed) / paces * rng.lognormal(0, 0.1, workers)
         strange = rng.random(workers) < 0.2
@@ -179,11 +176,8 @@ def test_of_many_ranks_each_is_believed_as_if_it_were_alone(seed):
         speeds = paces * rng.lognormal(0, 0.7, workers)
         strange = rng.random(workers) < 0.2
         speeds[strange] = rng.choice([math.nan, 0.0, -1.0, math.inf, 1e5, 1e300], strange.sum())
-        columns = {"samples": samples, "micro_batches": samples > 0, "compute_s": busy_s}
-        columns |= {"samples_per_s": speeds, "fixed_samples": fixed}
-        for name, figures in columns.items():
-            rows[:, list(COLUMNS).index(name)] = figures
-        tables.append((RoundTable(rows.ravel(), workers), short))
+        did = {"samples": samples, "micro_batches": samples > 0, "compute_s": busy_s}
+        tables.append((table(workers, samples_per_s=speeds, fixed_samples=fixed, **did), short))
     plausibility = Plausibility(workers, 64.0, logs=False)
     found = [plausibility(i, told, short=short).figures("samples_per_s") for i, (told, short) in enumerate(tables)]
     assert np.array_equal(found, believed(tables, 64.0), equal_nan=True)

@@ -8,31 +8,18 @@ import logging
 import numpy as np
 import pytest
 from device_job import DeviceJob
+from tables import table
 
 from hvd_hetero.allocation import Gamma, minimax
-from hvd_hetero.columns import COLUMNS
 from hvd_hetero.policies import LBBSP
 from hvd_hetero.policies.device_shares import LADDER_ROUNDS, LADDER_STEPS, ladder
 from hvd_hetero.policies.gamma_shares import shares_by_gamma, shares_seconds
-from hvd_hetero.rounds import RoundPlan, RoundReport, RoundTable
-
-NAMES = tuple(COLUMNS)
+from hvd_hetero.rounds import RoundPlan, RoundTable
 
 
-def table_of(devices: list[Gamma], limits: list[int] | None = None) -> RoundTable:
-    rows = [
-        RoundReport(
-            **{
-                **dict.fromkeys(NAMES, 0.0),
-                "slope_s": d.slope_s,
-                "intercept_s": d.intercept_s,
-                "saturation": d.saturation,
-                "limit": limit,
-            }
-        ).vector(rank, len(devices))
-        for rank, (d, limit) in enumerate(zip(devices, limits or [0] * len(devices), strict=True))
-    ]
-    return RoundTable(np.sum(rows, axis=0), len(devices))
+def table_of(devices: list[Gamma], limits: list[int] | int = 0) -> RoundTable:
+    curves = {name: [getattr(d, name) for d in devices] for name in ("slope_s", "intercept_s", "saturation")}
+    return table(len(devices), limit=limits, **curves)
 
 
 def seconds(device: Gamma, samples: int, limit: int) -> float:
@@ -78,7 +65,7 @@ def true_best_s(job: DeviceJob) -> float:
 # The ladder.
 
 
-@pytest.mark.parametrize("n", range(2, 10))
+@pytest.mark.parametrize("n", [2, 3, 9])
 def test_the_ladder_keeps_the_total_and_shows_every_rank_many_sizes_small_and_large(n):
     steps = np.array([ladder(n, 64 * n, step) for step in range(LADDER_STEPS)])
     assert (steps.sum(axis=1) == 64 * n).all()
@@ -99,17 +86,17 @@ def test_the_ladder_keeps_minimum_and_multiple():
 # The split.
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(15))
 def test_the_split_is_as_early_as_any_whatever_fits_in_memory(seed):
     rng = np.random.default_rng(seed)
     n = int(rng.integers(2, 5))
     devices, total = drawn(n, seed), 40 * n
     limits = [int(rng.choice([0, 25, 40, 60])) for _ in range(n)]
-    table = table_of(devices, limits)
-    shares = shares_by_gamma(table, RoundPlan.of([40] * n), 0.0)
+    told = table_of(devices, limits)
+    shares = shares_by_gamma(told, RoundPlan.of([40] * n), 0.0)
     assert shares.sum() == total
     latest_s = max(seconds(d, int(x), limit) for d, x, limit in zip(devices, shares, limits, strict=True))
-    assert latest_s == pytest.approx(float(shares_seconds(table, shares).max()))
+    assert latest_s == pytest.approx(float(shares_seconds(told, shares).max()))
     assert latest_s <= 1.001 * best_s(devices, total, limits)
 
 
@@ -163,16 +150,16 @@ def test_memory_below_saturation_makes_every_micro_batch_as_long_as_the_others()
 
 def test_no_share_is_more_than_twice_what_its_rank_has_been_seen_with():
     devices = [Gamma(1e-6, 1e-3, 1, None), *[Gamma(1e-2, 1e-3, 1, None)] * 7]
-    table, equal = table_of(devices), RoundPlan.of([10] * 8)
-    first = shares_by_gamma(table, equal, 0.0)
+    told, equal = table_of(devices), RoundPlan.of([10] * 8)
+    first = shares_by_gamma(told, equal, 0.0)
     assert first[0] == 2 * 19
-    assert shares_by_gamma(table, RoundPlan.of(first), 0.0)[0] == 73  # the others keep one each
+    assert shares_by_gamma(told, RoundPlan.of(first), 0.0)[0] == 73  # the others keep one each
 
 
 # Whole jobs.
 
 
-@pytest.mark.parametrize("n", range(2, 10))
+@pytest.mark.parametrize("n", [2, 3, 5, 9])
 def test_after_the_ladder_the_split_is_the_optimum_of_the_true_curves(n):
     job = DeviceJob(drawn(n, n), 64 * n)
     job.rounds(LADDER_ROUNDS + 1)
@@ -182,7 +169,7 @@ def test_after_the_ladder_the_split_is_the_optimum_of_the_true_curves(n):
     assert job.shares == found
 
 
-@pytest.mark.parametrize("n", [2, 3, 5, 8])
+@pytest.mark.parametrize("n", [2, 8])
 def test_with_noise_and_outliers_the_split_is_within_three_hundredths_of_the_optimum(n):
     for seed in range(3):
         job = DeviceJob(drawn(n, 10 * n + seed), 64 * n, noise=0.02, outlier_every=17, seed=seed)

@@ -7,23 +7,12 @@ import math
 
 import numpy as np
 import pytest
+from tables import table
 
-from hvd_hetero.columns import COLUMNS
 from hvd_hetero.measurement.gradient_noise import GradientNoise, Noise
 from hvd_hetero.policies import BSP, LBBSP, NonBlocking, StaticAllocation
 from hvd_hetero.policies.goodput import Goodput, gain, round_s, sizes
-from hvd_hetero.rounds import RoundPlan, RoundReport, RoundTable
-
-ZEROS = dict.fromkeys(COLUMNS, 0.0)
-
-
-def table(**columns):
-    workers = len(next(iter(columns.values())))
-    rows = [
-        RoundReport(**ZEROS | {name: values[rank] for name, values in columns.items()}).vector(rank, workers)
-        for rank in range(workers)
-    ]
-    return RoundTable(np.sum(rows, axis=0), workers)
+from hvd_hetero.rounds import RoundPlan
 
 
 def noise(scale, rounds=100):
@@ -91,22 +80,22 @@ def test_the_round_of_a_policy_that_goes_by_costs_is_the_best_split():
     plan, typical = LBBSP().first(2, 200), 100.0
     pace = [400.0 * (1 + 10 / typical), 100.0 * (1 + 30 / typical)]
     best = min(max((x + 10) / pace[0], (200 - x + 30) / pace[1]) for x in np.linspace(1, 199, 10_000))
-    assert round_s(LBBSP(), plan, table(**COSTS), typical) == pytest.approx(best, rel=1e-3)
-    assert round_s(BSP(), plan, table(**COSTS), typical) == pytest.approx(1.0)
+    assert round_s(LBBSP(), plan, table(2, **COSTS), typical) == pytest.approx(best, rel=1e-3)
+    assert round_s(BSP(), plan, table(2, **COSTS), typical) == pytest.approx(1.0)
 
 
 def test_before_fixed_costs_are_known_half_of_the_first_batch_is_taken_to_be_fixed():
-    speeds = table(samples_per_s=[100.0, 100.0])
+    speeds = table(2, samples_per_s=[100.0, 100.0])
     seconds = [round_s(BSP(), BSP().first(2, total), speeds, 50.0) for total in (100, 200)]
     assert seconds == pytest.approx([0.5, 0.75])
-    unknown = table(samples_per_s=[100.0, math.nan])
+    unknown = table(2, samples_per_s=[100.0, math.nan])
     assert math.isnan(round_s(BSP(), BSP().first(2, 100), unknown, 50.0))
 
 
 def reconsidered(chooser, plan, rounds, scale=2000.0):
     """Return the totals of so many rounds at these costs."""
     known, totals = noise(scale), []
-    figures = table(wait_s=[0.1, 0.3], **COSTS)
+    figures = table(2, wait_s=[0.1, 0.3], **COSTS)
     for _ in range(rounds):
         plan = chooser.reconsider(LBBSP(), plan, figures, known, 64.0)
         totals.append(plan.total)
@@ -127,7 +116,7 @@ def test_the_batch_moves_seldom_and_two_ranks_alike():
 def test_micro_batches_of_a_larger_batch_fit_into_memory():
     chooser = Goodput(start=128, least=16, most=4096)
     chooser.begin(LBBSP(), 2)
-    plan, figures = LBBSP().first(2, 128), table(wait_s=[0.5, 0.5], limit=[0.0, 70.0], **COSTS)
+    plan, figures = LBBSP().first(2, 128), table(2, wait_s=[0.5, 0.5], limit=[0.0, 70.0], **COSTS)
     for _ in range(200):
         plan = chooser.reconsider(LBBSP(), plan, figures, noise(1e5), 64.0)
     assert plan.total > 256

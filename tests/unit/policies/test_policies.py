@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tables import table
 
-from hvd_hetero.columns import COLUMNS
 from hvd_hetero.policies import BSP, LBBSP, Policy, StaticAllocation, resolve_policy
-from hvd_hetero.rounds import FinishedRound, RoundPlan, RoundReport, RoundTable
+from hvd_hetero.rounds import FinishedRound, RoundPlan
 
 
 def told(speeds: list[float], plan: RoundPlan | None = None, number: int = 1) -> FinishedRound:
     """A finished round in whose table the ranks predict these speeds for themselves, and had them."""
     plan = plan or RoundPlan.of([1000] * len(speeds))
-    rows = []
-    for i, (v, x) in enumerate(zip(speeds, plan.samples, strict=True)):
-        known = dict.fromkeys(COLUMNS, 0.0) | {"samples_per_s": v, "micro_batches": 1.0}
-        known |= {"samples": x, "timed_samples": x, "compute_s": x / v if 0.0 < v < np.inf else 1.0}
-        rows.append(RoundReport(**known).vector(i, len(speeds)))
-    with np.errstate(invalid="ignore"):
-        table = RoundTable(sum(rows), len(speeds))
-    return FinishedRound(number, 0, plan, table, 1.0)
+    x, busy_s = plan.samples, [x / v if 0.0 < v < np.inf else 1.0 for x, v in zip(plan.samples, speeds, strict=True)]
+    known = {"samples_per_s": speeds, "micro_batches": 1, "samples": x, "timed_samples": x, "compute_s": busy_s}
+    return FinishedRound(number, 0, plan, table(len(speeds), **known), 1.0)
 
 
 def settled(policy: Policy, global_batch: int, speeds: list[float], rounds: int = 12) -> RoundPlan:
@@ -28,15 +23,6 @@ def settled(policy: Policy, global_batch: int, speeds: list[float], rounds: int 
     for number in range(rounds):
         plan = policy.next(plan, told(speeds, plan, number))
     return plan
-
-
-@pytest.mark.parametrize("policy", [BSP(), LBBSP(tolerance=0.0), StaticAllocation([2, 1, 4])], ids=lambda p: p.name)
-def test_every_policy_keeps_the_global_batch_and_answers_alike_twice(policy):
-    plan = policy.first(3, 100)
-    assert plan.total == 100
-    measured = told([3.0, 1.0, 2.0])
-    assert policy.next(plan, measured) == policy.next(plan, measured)
-    assert policy.next(plan, measured).total == 100
 
 
 def test_bsp_gives_equal_shares_whatever_was_measured():
@@ -104,57 +90,38 @@ def test_lb_bsp_keeps_the_share_of_a_rank_without_a_usable_speed(unknown):
     assert policy.next(plan, told([unknown, unknown, 1.0])) == plan
 
 
-def test_lb_bsp_decides_in_integers_so_the_last_bit_of_a_speed_does_not_matter():
-    policy = LBBSP(tolerance=0.0)
-    speeds = np.array([3.1, 1.7, 2.9, 0.3])
-    plan = policy.first(4, 997)
-    assert policy.next(plan, told(list(speeds))) == policy.next(plan, told(list(np.nextafter(speeds, 9))))
-
-
 def test_lb_bsp_keeps_minimum_and_multiple():
     assert settled(LBBSP(minimum=8, multiple_of=8), 128, [1000.0, 1.0]).samples == (120, 8)
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("make", "error", "named"),
     [
-        (lambda: LBBSP(minimum=0), r"minimum.* 0\b"),
-        (lambda: LBBSP(multiple_of=0), r"multiple_of.* 0\b"),
-        (lambda: LBBSP(tolerance=1.5), r"tolerance.* 1\.5"),
-        (lambda: LBBSP(max_micro_batch=0), r"max_micro_batch.* 0\b.*None"),
-        (lambda: LBBSP(predictor="emma"), r"'emma'.*'ema'"),
-        (lambda: BSP(max_micro_batch=0), r"max_micro_batch.* 0\b.*None"),
-        (lambda: StaticAllocation([1, -2]), r"weights\[1\].* -2"),
-        (lambda: StaticAllocation([0, 0]), r"weights.*\[0, 0\].*StaticAllocation\(\[1, 1\]\)"),
-        (lambda: StaticAllocation([1, 2]).first(3, 90), r"weights.* 2 .* 3 "),
-        (lambda: StaticAllocation([10, 20]).first(2, 20), r"global_batch.* 30\b.* 20\b"),
-        (lambda: resolve_policy("lb_bps"), r"'lb_bps'.*'lb-bsp'"),
-        (lambda: resolve_policy("static"), r"StaticAllocation\("),
+        (lambda: LBBSP(minimum=0), ValueError, "minimum"),
+        (lambda: LBBSP(minimum=1.5), TypeError, "minimum"),
+        (lambda: LBBSP(minimum=True), TypeError, "minimum"),
+        (lambda: LBBSP(multiple_of=0), ValueError, "multiple_of"),
+        (lambda: LBBSP(multiple_of=8.0), TypeError, "multiple_of"),
+        (lambda: LBBSP(tolerance=1.5), ValueError, "tolerance"),
+        (lambda: LBBSP(max_micro_batch=0), ValueError, "max_micro_batch"),
+        (lambda: LBBSP(predictor="emma"), ValueError, "'emma'.*'ema'"),
+        (lambda: BSP(max_micro_batch=0), ValueError, "max_micro_batch"),
+        (lambda: BSP(max_micro_batch="a"), TypeError, "max_micro_batch"),
+        (lambda: BSP(max_micro_batch=np.bool_(True)), TypeError, "max_micro_batch"),
+        (lambda: StaticAllocation([1, -2]), ValueError, r"weights\[1\]"),
+        (lambda: StaticAllocation([1, 2.5]), TypeError, r"weights\[1\]"),
+        (lambda: StaticAllocation([0, 0]), ValueError, "weights"),
+        (lambda: StaticAllocation(3), TypeError, "weights"),
+        (lambda: StaticAllocation([1, 2]).first(3, 90), ValueError, "weights"),
+        (lambda: StaticAllocation([10, 20]).first(2, 20), ValueError, "global_batch"),
+        (lambda: resolve_policy("lb_bps"), ValueError, "'lb_bps'.*'lb-bsp'"),
+        (lambda: resolve_policy("static"), ValueError, r"StaticAllocation\("),
+        (lambda: resolve_policy(LBBSP), TypeError, r"LBBSP\("),
+        (lambda: resolve_policy(3), TypeError, "policy"),
     ],
 )
-def test_bad_arguments_are_named(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: StaticAllocation([1, 2.5]), r"weights\[1\].* 2\.5"),
-        (lambda: StaticAllocation([True, 2]), r"weights\[0\].* True"),
-        (lambda: StaticAllocation(3), r"weights.* 3 .*StaticAllocation\(\[3, 7\]\)"),
-        (lambda: LBBSP(minimum=1.5), r"minimum.* 1\.5"),
-        (lambda: LBBSP(minimum=True), r"minimum.* True"),
-        (lambda: LBBSP(multiple_of=8.0), r"multiple_of.* 8\.0"),
-        (lambda: LBBSP(max_micro_batch=2.5), r"max_micro_batch.* 2\.5 .*None"),
-        (lambda: BSP(max_micro_batch="a"), r"max_micro_batch.* 'a' .*None"),
-        (lambda: BSP(max_micro_batch=np.bool_(True)), r"max_micro_batch.*True.*None"),
-        (lambda: resolve_policy(LBBSP), r"LBBSP\("),
-        (lambda: resolve_policy(3), r"policy.* 3"),
-    ],
-)
-def test_arguments_of_a_wrong_type_are_named(make, message):
-    with pytest.raises(TypeError, match=message):
+def test_bad_arguments_are_named(make, error, named):
+    with pytest.raises(error, match=named):
         make()
 
 
@@ -198,10 +165,3 @@ def test_a_policy_is_found_by_name_or_taken_as_it_is():
     own = StaticAllocation([1])
     assert resolve_policy(own) is own
     assert isinstance(own, Policy)
-
-
-def test_plans_of_a_thousand_ranks_are_decided_quickly_enough_to_use():
-    """A sanity check of growth, not a benchmark: quadratic work would take seconds here."""
-    policy = LBBSP(tolerance=0.0)
-    plan = policy.first(1000, 100_000)
-    assert isinstance(policy.next(plan, told(list(np.linspace(1, 2, 1000)))), RoundPlan)

@@ -6,26 +6,20 @@ import math
 
 import numpy as np
 import pytest
+from tables import table
 
-from hvd_hetero.columns import COLUMNS
 from hvd_hetero.policies.costs import Costs
-from hvd_hetero.rounds import RoundReport, RoundTable
-
-ZEROS = dict.fromkeys(COLUMNS, 0.0)
 
 
-def table(seconds, samples):
-    rows = [
-        RoundReport(**ZEROS | {"compute_s": s / 2, "input_s": s / 2, "timed_samples": x}).vector(rank, len(seconds))
-        for rank, (s, x) in enumerate(zip(seconds, samples, strict=True))
-    ]
-    return RoundTable(np.sum(rows, axis=0), len(seconds))
+def told(seconds, samples):
+    half_s = np.array(seconds) / 2
+    return table(len(seconds), compute_s=half_s, input_s=half_s, timed_samples=samples)
 
 
 def period(costs, rounds, samples=(10, 10, 10)):
     """One period; ``rounds`` holds the seconds of every rank, round by round."""
     for seconds in rounds:
-        costs.take(table(seconds, samples))
+        costs.take(told(seconds, samples))
     return costs.end_period()
 
 
@@ -70,7 +64,7 @@ def test_a_steady_rank_does_not_seem_to_move_with_one_that_scatters_much():
 def test_a_period_can_be_asked_to_go_on_until_there_are_enough_rounds():
     costs = Costs(2)
     for expected in (False, False, True, False):
-        costs.take(table((1.0, 2.0), (10, 10)))
+        costs.take(told((1.0, 2.0), (10, 10)))
         assert costs.end_period(least=3) is expected
     assert costs.per_sample.tolist() == pytest.approx([0.1, 0.2])
 

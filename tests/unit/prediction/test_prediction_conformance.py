@@ -3,7 +3,6 @@
 import importlib.util
 import itertools
 import math
-import time
 
 import numpy as np
 import pytest
@@ -39,8 +38,6 @@ MAKERS = {
     ),
 }
 NEEDS = {"arima": "statsmodels", "simple_rnn": "torch", "lstm": "torch"}
-# Generous: a shared machine under load must pass; the benchmark judges the real figures.
-COST_S = {"arima": 1.0, "simple_rnn": 0.1, "lstm": 0.1}
 
 
 def _param(name):
@@ -128,7 +125,7 @@ def test_a_predictor_that_breaks_a_rule_is_found(broken, rule):
 
 
 @every
-@settings(derandomize=True, max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(speeds=st.lists(st.floats(1e-6, 1e9), min_size=1, max_size=45))
 def test_any_speeds_give_finite_positive_forecasts(name, speeds):
     p = MAKERS[name]()
@@ -166,18 +163,6 @@ def test_forecasts_scale_with_the_unit_of_speed(name):
     small = feed(MAKERS[name](), rounds)
     large = feed(MAKERS[name](), [(1024.0 * v, c, m) for v, c, m in rounds])
     np.testing.assert_allclose(large[1:], [1024.0 * f for f in small[1:]], rtol=2e-2)
-
-
-@every
-def test_a_round_costs_little(name):
-    p = MAKERS[name]()
-    spent = []
-    for speed, cpu, memory in walk(60):
-        began = time.thread_time()  # other processes may have the processor meanwhile
-        p.predict(cpu, memory)
-        p.update(speed, cpu, memory)
-        spent.append(time.thread_time() - began)
-    assert sorted(spent)[30] < COST_S.get(name, 0.005)
 
 
 @every

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 from recorded_runs import finished, write
 from script_modules import load
@@ -65,20 +63,6 @@ def test_a_header_without_a_sampling_rate_is_of_an_older_run(tmp_path):
     assert read_run(path).every == 1
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"path": 3}, TypeError, r'telemetry.* 3\b.*telemetry="run\.jsonl"'),
-        ({"path": os.PathLike}, TypeError, r"telemetry.*<class"),
-        ({"every": 0}, ValueError, r"every.* 0\b"),
-        ({"every": 1.5}, TypeError, "every"),
-    ],
-)
-def test_wrong_settings_are_named(arguments, error, message):
-    with pytest.raises(error, match=message):
-        Telemetry(**{"path": "run.jsonl", **arguments})
-
-
 def test_a_disk_that_is_full_when_another_file_begins_ends_the_telemetry_alone(tmp_path, caplog):
     path = tmp_path / "run.jsonl"
     writer = write(path, 3)
@@ -115,11 +99,3 @@ def test_a_killed_process_loses_one_line_at_most(tmp_path, request):
     assert seen[-1] - run.round[-1] <= 1
     assert run.round.tolist() == list(range(len(run.round)))
     assert job.returncode == -signal.SIGKILL
-
-
-def test_lines_are_json_also_where_a_figure_is_unknown(tmp_path):
-    writer = write(tmp_path / "run.jsonl", 0)
-    writer(finished(0, samples_per_s=[np.nan, 1e-7], compute_s=[1e12, 0.1]))
-    writer.close()
-    line = json.loads((tmp_path / "run.jsonl").read_text().splitlines()[1])
-    assert (line["samples_per_s"], line["compute_s"]) == ([None, 1e-7], [1e12, 0.1])

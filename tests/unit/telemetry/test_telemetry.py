@@ -176,47 +176,32 @@ def test_a_file_that_is_something_else_is_named(tmp_path, text, message):
         read_run(path)
 
 
-def test_a_full_disk_ends_the_telemetry_with_one_warning(tmp_path, caplog):
-    writer = TelemetryWriter(tmp_path / "run.jsonl", policy="bsp", workers=WORKERS, global_batch=30)
+@pytest.mark.parametrize("fails", ["from the start", "later", "on closing"])
+def test_a_full_disk_ends_the_telemetry_with_one_warning(tmp_path, caplog, fails):
+    path = "/dev/full" if fails == "from the start" else tmp_path / "run.jsonl"
+    writer = TelemetryWriter(path, policy="bsp", workers=WORKERS, global_batch=30)
 
     class Full:
-        def write(self, text: str) -> None:
-            raise OSError(28, "No space left on device")
+        def write(self, text: str) -> int:
+            if fails == "later":
+                raise OSError(28, "No space left on device")
+            return len(text)
 
-        def close(self) -> None:
+        def flush(self) -> None:
             pass
 
-    writer.file._file = Full()
+        def close(self) -> None:
+            raise OSError(28, "No space left on device")
+
+    if fails != "from the start":
+        writer.file._file = Full()
     for number in range(5):
         writer(finished(number))
+    writer.close()
     writer.close()
     assert len(caplog.records) == 1
     assert "training goes on" in caplog.text
     assert "No space left" in caplog.text
-
-
-def test_a_disk_that_is_full_from_the_start_ends_the_telemetry_with_one_warning(caplog):
-    writer = TelemetryWriter("/dev/full", policy="bsp", workers=WORKERS, global_batch=30)
-    for number in range(3):
-        writer(finished(number))
-    writer.close()
-    assert [record.getMessage() for record in caplog.records] == [
-        "telemetry ends here, training goes on: cannot write /dev/full: [Errno 28] No space left on device"
-    ]
-
-
-def test_a_disk_that_tells_on_closing_that_it_is_full_ends_nothing(tmp_path, caplog):
-    writer = TelemetryWriter(tmp_path / "run.jsonl", policy="bsp", workers=WORKERS, global_batch=30)
-
-    class Late:
-        def close(self) -> None:
-            raise OSError(122, "Disk quota exceeded")
-
-    writer.file._file = Late()
-    writer.close()
-    writer.close()
-    assert len(caplog.records) == 1
-    assert "Disk quota exceeded" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -239,10 +224,18 @@ def test_a_path_that_cannot_be_written_is_told_at_once(tmp_path, path, kind, why
     )
 
 
-@pytest.mark.parametrize("path", ["", ".", "/", "a\0b"])
-def test_a_path_that_names_no_file_is_told_at_once(path):
-    with pytest.raises(ValueError, match=r"telemetry.*telemetry=.run\.jsonl"):
-        Telemetry(path)
+@pytest.mark.parametrize(
+    ("arguments", "error", "named"),
+    [
+        *(({"path": path}, ValueError, "telemetry") for path in ("", ".", "/", "a\0b")),
+        ({"path": 3}, TypeError, "telemetry"),
+        ({"every": 0}, ValueError, "every"),
+        ({"every": 1.5}, TypeError, "every"),
+    ],
+)
+def test_settings_that_cannot_be_are_told_at_once(arguments, error, named):
+    with pytest.raises(error, match=named):
+        Telemetry(**{"path": "run.jsonl", **arguments})
 
 
 def test_the_picture_shows_every_rank_of_every_run(tmp_path):
