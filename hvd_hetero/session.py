@@ -7,7 +7,7 @@ import itertools
 import os
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
 from hvd_hetero.balancer import Balancer
 from hvd_hetero.checks import integer
@@ -184,24 +184,10 @@ class Session:
             atexit.register(self._recorder.close)
 
 
-class _Training(Protocol):
-    """An adapter's session."""
-
-    @property
-    def policy(self) -> Policy: ...
-
-    @property
-    def balancer(self) -> Balancer: ...
-
-    def on_round(self, function: Listener, every: int = 1) -> None: ...
-
-    def close(self) -> None: ...
-
-
 class Face:
     """What every ``LoadBalance`` offers to users, in any framework."""
 
-    _session: _Training
+    _session: Session
 
     @property
     def policy(self) -> Policy:

@@ -10,10 +10,10 @@ to the lower rank. Sum, bounds and multiples hold; the optimum may be lost. The 
 every integer split, returned as `bound_s`.
 
 HiGHS tolerates an error of 1e-7 in every row, in any unit. In seconds, it could not separate rounds of a microsecond,
-and their split would be arbitrary. So the unit of short rounds is the least power of two seconds within which the
-relaxed problem can be finished. The optimum is then between 1/2 and 1, and the scaling rounds nothing. Rounds of a
-second and more are not scaled, because HiGHS treats small coefficients (below 1e-9 a sample) as zero; nor are negative
-optima. Rejected: the optimum of `minimax` as the unit, because this program is there to check `minimax`.
+and their split would be arbitrary. So the unit of short rounds is the power of two seconds below the level of Eq. 3
+without bounds, which no split undercuts: the optimum is then 1 or more, and the scaling rounds nothing. Rounds of a
+second and more are not scaled, because HiGHS treats small coefficients (below 1e-9 a sample) as zero. Rejected: the
+optimum of `minimax` as the unit, because this program is there to check `minimax`.
 
 Differences from the paper
     The paper says neither how it rounds nor which toolbox it used.
@@ -24,7 +24,6 @@ must agree, so they use `minimax`, or solve on one rank and broadcast.
 
 from __future__ import annotations
 
-import bisect
 import math
 from collections.abc import Callable
 from typing import Any, SupportsIndex
@@ -84,20 +83,13 @@ def minimax_lp(
 
 
 def _per_unit_of_time(p: Problem) -> int:
-    """Return the e for which 2^e times an optimum below a second is in (1/2, 1]; 0 for all others."""
-    unit_s, constant_s = p.slope_s * p.step, p.intercept_s + p.comm_s
-    least_s = float(p.finish_s(p.lower).max())
-
-    def in_time(exponent: int) -> bool:
-        limit_s = math.ldexp(1.0, exponent)
-        left_s = limit_s - constant_s
-        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            most = np.where(unit_s > 0, left_s / unit_s, np.where(left_s >= 0, np.inf, -np.inf))
-        return least_s <= limit_s and bool(np.clip(most, p.lower, p.upper).sum() >= p.units)
-
-    exponents = range(np.finfo(np.float64).minexp, 1)
-    shortest = bisect.bisect_left(exponents, True, key=in_time)
-    return -exponents[shortest] if 0 < shortest < len(exponents) else 0
+    """Return the e for which 2^e times the level without bounds is from 1 to 2; 0 where that is no part of a second."""
+    rising = p.slope_s > 0
+    units = p.units - int(p.upper[~rising].sum())  # what costs nothing is done by others
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        speeds = 1.0 / (p.slope_s * p.step)[rising]
+        level_s = float((units + (p.intercept_s + p.comm_s)[rising] @ speeds) / speeds.sum())
+    return 1 - math.frexp(level_s)[1] if 0.0 < level_s < 1.0 else 0
 
 
 def _scaled(seconds: FloatArray, exponent: int) -> FloatArray:

@@ -28,7 +28,7 @@ from hvd_hetero.errors import HeteroError
 Address = tuple[str, int]
 """A numeric address and a port; IPv6 where the address has a colon."""
 
-_VERSION = 4
+_VERSION = 5
 _KEY_BYTES = 32
 _INTERFACE = "HOROVOD_GLOO_IFACE"
 _INTERFACES_OF_TORCH = "GLOO_SOCKET_IFNAME"  # what torch.distributed reads
@@ -126,30 +126,24 @@ def gather_directory(
     """
     own = {
         "version": _VERSION,
-        "rank": rank,
-        "size": size,
         "host": socket.gethostname(),
         "addresses": [listener.getsockname()[:2] for listener in listeners],
         "troubles": troubles,
         "key": secrets.token_hex(_KEY_BYTES) if rank == 0 else "",
         "job": hmac.new(job_key, b"side channel: is it the same job?", hashlib.sha256).hexdigest() if job_key else "",
     }
-    entries = [_entry(payload) for payload in gather(json.dumps(own).encode())]
-    for key, here in (("version", [_VERSION] * size), ("rank", list(range(size))), ("size", [size] * size)):
-        if [entry[key] for entry in entries] != here:
-            raise HeteroError(
-                f"gather(payload) must bring every rank's payload, in order of rank; {key} should be {here}, "
-                f"got {[entry[key] for entry in entries]}. Hand in an allgather, and use one version of hvd-hetero"
-            )
-    for entry in entries:
+    entries: list[dict[str, Any]] = [json.loads(payload) for payload in gather(json.dumps(own).encode())]
+    if (versions := [entry["version"] for entry in entries]) != [_VERSION] * size:
+        raise HeteroError(f"all ranks must run the same version of hvd-hetero, got those of versions {versions}")
+    for number, entry in enumerate(entries):
         if not entry["addresses"]:
             raise HeteroError(
-                f"rank {entry['rank']} ({entry['host']}) can listen on none of its addresses ({entry['troubles']}). "
+                f"rank {number} ({entry['host']}) can listen on none of its addresses ({entry['troubles']}). "
                 f"Name the interface that leads to the other ranks: {_NAME_IT}"
             )
         if len({each["host"] for each in entries}) > 1 and not any(map(_leads_here, entry["addresses"])):
             raise HeteroError(
-                f"rank {entry['rank']} ({entry['host']}) has loopback addresses alone ({entry['addresses']}). There "
+                f"rank {number} ({entry['host']}) has loopback addresses alone ({entry['addresses']}). There "
                 "ranks of other hosts cannot reach it. Name an interface that they can reach "
                 f"({_NAME_IT}), or give that host's name an address of its network in /etc/hosts"
             )
@@ -170,13 +164,3 @@ def gather_directory(
 def _leads_here(address: Sequence[Any]) -> bool:
     """Return whether the address can lead here from another host."""
     return not ipaddress.ip_address(address[0]).is_loopback
-
-
-def _entry(payload: bytes) -> dict[str, Any]:
-    try:
-        entry = json.loads(payload)
-    except ValueError:
-        entry = None
-    if not isinstance(entry, dict) or entry.get("version") != _VERSION:
-        raise HeteroError(f"gather(payload) brought a message that no rank of this version sends: {payload!r:.80}")
-    return entry

@@ -2,13 +2,12 @@
 
 A packet is a header, a body and a tag,
 
-    header = mark, kind, sender, generation, nonce        tag = M_K(receiver, header, body)
+    header = version, kind, sender, generation, nonce        tag = M_K(receiver, header, body)
 
-with K the key that all ranks of a membership share, M_K a keyed BLAKE2b of 24 bytes, and mark = M_K(version), of 8. The
-kernel drops packets without the mark, so a flood of them wakes no thread and fills no queue. A packet that fails
-another check is dropped without an answer. An answer repeats the fresh nonce of its question. A question is answered
-only to addresses that its sender gave through the job's own collective, so replaying one gains nothing. Packets are not
-encrypted: an eavesdropper learns names and lines of the program.
+with K the key that all ranks of a membership share, and M_K a keyed BLAKE2b of 24 bytes. A packet that fails a check is
+dropped without an answer, after some microseconds. An answer repeats the fresh nonce of its question. A question is
+answered only to addresses that its sender gave through the job's own collective, so replaying one gains nothing.
+Packets are not encrypted: an eavesdropper learns names and lines of the program.
 
 UDP keeps nothing open. A lost question is asked again. A lost signal that a rank has finished a non-blocking round is
 not: the ranks that miss it do all of their micro-batches, which costs time and nothing else.
@@ -21,7 +20,6 @@ in fewer messages, and needed handshakes, calls again, and threads for both.
 
 from __future__ import annotations
 
-import ctypes
 import hmac
 import ipaddress
 import secrets
@@ -38,14 +36,11 @@ from hvd_hetero.communication.addresses import Address, Directory
 MOST_BYTES = 1000
 """Longest body of a packet; with its header it passes every network in one piece."""
 
-_VERSION = b"hvW\x02"
-_HEADER = struct.Struct("!8sIIQ16s")
-_MARK_BYTES = 8
+_VERSION = b"hvW\x03"
+_HEADER = struct.Struct("!4sIIQ16s")
 _RECEIVER = struct.Struct("!I")
 _TAG_BYTES = 24
 _PERSON = b"hvd-hetero/who/1"
-_UDP_BYTES = 8  # of the kernel's header, which a filter sees, too
-_ATTACH_FILTER = 26  # SO_ATTACH_FILTER, which Python does not name
 
 
 class Kind(IntEnum):
@@ -90,10 +85,6 @@ class SideChannel:
         self._answer = answer
         self._hears = hears
         self._nonce = secrets.token_bytes(16)
-        self._mark = blake2b(_VERSION, key=self._key, digest_size=_MARK_BYTES, person=_PERSON).digest()
-        for sock in self._sockets:
-            with suppress(OSError):  # a kernel without filters: packets are checked here all the same
-                _drop_unmarked(sock, self._mark)
 
     def ask(self) -> None:
         """Ask all others where they are; ``listen`` brings the answers."""
@@ -135,7 +126,7 @@ class SideChannel:
     def wake(self) -> None:
         """End a `listen` of another thread, by an empty packet."""
         with suppress(OSError):  # closed meanwhile: then no one listens
-            self._sockets[0].sendto(self._mark, self._sockets[0].getsockname())
+            self._sockets[0].sendto(b"", self._sockets[0].getsockname())
 
     def close(self) -> None:
         """Stop answering."""
@@ -146,8 +137,8 @@ class SideChannel:
         head, body, tag = packet[: _HEADER.size], packet[_HEADER.size : -_TAG_BYTES], packet[-_TAG_BYTES:]
         if len(packet) < _HEADER.size + _TAG_BYTES or not hmac.compare_digest(tag, self._tag(self._rank, head, body)):
             return
-        mark, kind, sender, generation, nonce = _HEADER.unpack(head)
-        if mark != self._mark or generation != self._generation or not 0 <= sender < len(self._addresses):
+        version, kind, sender, generation, nonce = _HEADER.unpack(head)
+        if version != _VERSION or generation != self._generation or not 0 <= sender < len(self._addresses):
             return
         if kind == Kind.WHERE and address in self._addresses[sender]:
             sock.sendto(self._seal(sender, Kind.HERE, nonce, self._answer()[:MOST_BYTES]), address)
@@ -166,7 +157,7 @@ class SideChannel:
                 sock.sendto(packet, address)
 
     def _seal(self, receiver: int, kind: Kind, nonce: bytes, body: bytes) -> bytes:
-        head = _HEADER.pack(self._mark, kind, self._rank, self._generation, nonce)
+        head = _HEADER.pack(_VERSION, kind, self._rank, self._generation, nonce)
         return head + body + self._tag(receiver, head, body)
 
     def _tag(self, receiver: int, head: bytes, body: bytes) -> bytes:
@@ -178,14 +169,3 @@ def _reaches(sock: socket.socket, address: Address) -> bool:
     own = ipaddress.ip_address(sock.getsockname()[0])
     other = ipaddress.ip_address(address[0])
     return own.version == other.version and own.is_loopback == other.is_loopback
-
-
-def _drop_unmarked(sock: socket.socket, mark: bytes) -> None:
-    """Have the kernel drop the packets that do not begin with ``mark``."""
-    first, second = struct.unpack("!2I", mark)
-    steps = (  # classic BPF: load a word, jump by whether it is equal, return how much of the packet to keep
-        (0x20, 0, 0, _UDP_BYTES), (0x15, 0, 3, first), (0x20, 0, 0, _UDP_BYTES + 4), (0x15, 0, 1, second),
-        (0x06, 0, 0, 0xFFFF), (0x06, 0, 0, 0),
-    )  # fmt: skip
-    program = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
-    sock.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, struct.pack("HP", len(steps), ctypes.addressof(program)))

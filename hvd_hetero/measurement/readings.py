@@ -86,9 +86,7 @@ class ResourceMeter:
         cgroup: str | Path = "/sys/fs/cgroup",
         affinity: Callable[[], Collection[int]] = kernel.own_cores,
     ) -> None:
-        if not (math.isfinite(interval_s) and interval_s >= 0):
-            raise ValueError(f"interval_s: must be a finite number of seconds, 0 or more, got {interval_s!r}")
-        self._clock, self._interval_s = clock, float(interval_s)
+        self._clock, self._interval_s = clock, interval_s
         self._proc = Path(proc)
         self._affinity = affinity
         self._used, self._told = deque[_Used](), set[str]()

@@ -6,14 +6,6 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
-_KINDS = {
-    stat.S_IFDIR: "a folder",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-    stat.S_IFIFO: "a pipe",
-    stat.S_IFSOCK: "a socket",
-}
-
 
 def named(path: str | Path) -> str:
     """Return a path as errors show it, on one line."""
@@ -23,9 +15,8 @@ def named(path: str | Path) -> str:
 def open_file(path: Path) -> BinaryIO:
     """Open a regular file for reading: a device has no end, and a pipe may have no writer."""
     try:
-        kind = stat.S_IFMT(path.stat().st_mode)
-        if kind != stat.S_IFREG:
-            raise ValueError(f"{named(path)} is {_KINDS.get(kind, 'no file')}; name a file")
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise ValueError(f"{named(path)} is no file; name a file")
         return path.open("rb")
     except OSError as error:
         raise ValueError(f"{named(path)} cannot be read: {error.strerror or error}; check the path") from None

@@ -193,7 +193,7 @@ class Watchdog:
             if len(channel.answers) == workers - 1:
                 break
             channel.ask_again()
-        others = [other for other in map(Whereabouts.decode, channel.answers.values()) if other is not None]
+        others = list(map(Whereabouts.decode, channel.answers.values()))
         missing = set(range(workers)) - {mine.rank, *channel.answers}
         if self._progress.where().for_s < mine.for_s:
             return  # it has made progress meanwhile

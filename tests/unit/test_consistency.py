@@ -57,8 +57,8 @@ def test_the_size_of_a_difference_is_told():
 
 def test_ranks_on_other_processors_may_round_differently_however_long_their_bits_were_the_same():
     ranks = Ranks(7, 7, 8)
-    ranks.alike(3000)
-    for _ in range(3000):
+    ranks.alike(1000)
+    for _ in range(1000):
         ranks.show([2.0, 2.0, 2.0 + 4e-7], [5, 5, 6])
 
 
@@ -72,14 +72,14 @@ def test_a_last_bit_of_half_precision_is_no_difference_of_unlike_processors():
 
 def test_like_processors_that_round_differently_from_the_beginning_are_not_held_to_their_bits():
     ranks = Ranks(7, 7, 7)
-    for rounds in range(3000):
+    for rounds in range(1000):
         ranks.show([2.0] * 3, [5, 5, 5 + rounds % 5])
 
 
 @pytest.mark.parametrize("told_bits", [[5, 5, 5], [5, 5, 6]])
 def test_what_rounding_explains_grows_with_the_rounds_since_the_bits_were_the_same(told_bits):
     """A walk of the differences as rounding makes it is no error, and a jump is one."""
-    walk = np.cumsum(np.random.default_rng(3).normal(scale=1e-7, size=4000))
+    walk = np.cumsum(np.random.default_rng(3).normal(scale=1e-7, size=2000))
     ranks = Ranks(7, 7, 8)
     for step in walk:
         ranks.show([2.0, 2.0, 2.0 * (1 + step)], [5, 5, 6])

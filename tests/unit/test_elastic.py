@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import copy
-import json
 import math
-import threading
 
 import numpy as np
 import pytest
 
 from hvd_hetero.balancer import Balancer
+from hvd_hetero.communication.thread_wire import here
 from hvd_hetero.elastic import Member, Survival
 from hvd_hetero.policies import BSP, LBBSP, ElasticBSP, LBNonBlocking, NonBlocking, SelfAdaptive
 from hvd_hetero.rounds import MicroBatch
 from hvd_hetero.session import Session
+from hvd_hetero.testing import run_on_threads
 
 GLOBAL_BATCH = 120
 
@@ -29,45 +29,19 @@ class Rank:
         self.balancer: Balancer
 
 
-class Gather:
-    """An allgather among threads."""
-
-    def __init__(self, workers: int) -> None:
-        self.objects: list = [None] * workers
-        self.gate = threading.Barrier(workers)
-
-    def of(self, rank: int):
-        outer = self
-
-        class Wire:
-            def allgather_object(self, obj, name):
-                outer.objects[rank] = json.loads(json.dumps(obj))  # as it would be after a journey
-                outer.gate.wait(5)
-                return list(map(tuple, outer.objects))
-
-            def broadcast_object(self, obj, root_rank, name):
-                raise AssertionError("not needed here")
-
-        return Wire()
+def take_up(ranks) -> list[bool]:
+    """Let all take up their last commits together; return whether they are the very same ranks, as each says."""
+    return run_on_threads(lambda n: ranks[n].survival.take_up(ranks[n].balancer, here(), "t"), len(ranks))
 
 
 def meet(ranks, policy=LBBSP, global_batch=GLOBAL_BATCH, lead=0):
     """A new membership of these processes, in this order; rank 0's common knowledge is everybody's."""
     common = copy.deepcopy(ranks[0].survival.common)
-    gather = Gather(len(ranks))
     for number, rank in enumerate(ranks):
         rank.survival.common = common
         rank.balancer = Balancer(policy(), number, len(ranks), global_batch, clock=lambda rank=rank: rank.now)
         rank.balancer.set_lead(lead)
-
-    threads = [
-        threading.Thread(target=rank.survival.take_up, args=(rank.balancer, gather.of(number), "t"))
-        for number, rank in enumerate(ranks)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    take_up(ranks)
     plans = {tuple(rank.balancer.plan(ahead) for ahead in range(lead + 1)) for rank in ranks}
     assert len(plans) == 1, "all ranks must decide alike"
     return ranks[0].balancer.plan()
@@ -222,19 +196,10 @@ def test_some_of_the_ranks_are_not_the_same_ranks_whichever_were_lost(survivors,
     ranks = trained([300.0, 200.0, 100.0], BSP)
     for rank in ranks:
         rank.survival.keep(rank.balancer)
-    gather = Gather(len(survivors))
-    said = {}
-
-    def take_up(number, rank):
-        balancer = Balancer(BSP(), number, len(survivors), GLOBAL_BATCH, clock=lambda: 0.0)
-        said[number] = rank.survival.take_up(balancer, gather.of(number), "t")
-
-    threads = [threading.Thread(target=take_up, args=(n, ranks[old])) for n, old in enumerate(survivors)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert said == dict.fromkeys(range(len(survivors)), same)
+    left = [ranks[old] for old in survivors]
+    for number, rank in enumerate(left):
+        rank.balancer = Balancer(BSP(), number, len(left), GLOBAL_BATCH, clock=lambda: 0.0)
+    assert take_up(left) == [same] * len(left)
 
 
 def test_before_the_first_commit_there_is_nothing_to_take_up():

@@ -10,49 +10,22 @@ import weakref
 
 import pytest
 
+from hvd_hetero.communication.thread_wire import here
 from hvd_hetero.policies import BSP, LBBSP, ElasticBSP, NonBlocking, StaticAllocation
 from hvd_hetero.session import Session
+from hvd_hetero.testing import run_on_threads
 from hvd_hetero.watchdog import Patience
 
 SHORT = Patience(warn=0.3, deadlock=0.6, silent=1.0)
 
 
-class Together:
-    """A wire of ranks that are threads, and are taken for processes: each has sockets and a watchdog of its own."""
-
-    def __init__(self, size):
-        self._met = threading.Barrier(size)
-        self._told = [None] * size
-        self.size = size
-
-    def of(self, rank):
-        wire = Together.__new__(Together)
-        wire.__dict__ = {**self.__dict__, "rank": rank}
-        return wire
-
-    def allgather_object(self, obj, name):
-        self._told[self.rank] = obj
-        self._met.wait(10)
-        told = list(self._told)
-        self._met.wait(10)
-        return told
-
-    def broadcast_object(self, obj, root_rank, name):
-        return self.allgather_object(obj, name)[root_rank]
-
-
 def sessions(size, **options):
-    shared, made = Together(size), [None] * size
+    """Ranks that are threads, and are taken for processes: each has sockets and a watchdog of its own."""
 
     def make(rank):
-        made[rank] = Session("non-blocking", rank, size, 32, wire=shared.of(rank), patience=SHORT, **options)
+        return Session("non-blocking", rank, size, 32, wire=here(), patience=SHORT, **options)
 
-    threads = [threading.Thread(target=make, args=(rank,)) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(10)
-    return made
+    return run_on_threads(make, size)
 
 
 def ours():

@@ -137,18 +137,12 @@ def _seconds(every_s: Any) -> float:
 
 def _named(labels: Any) -> dict[str, str]:
     """Return labels that Prometheus accepts: it refuses a whole file for one that it does not."""
-    if labels is None:
-        return {}
-    if not isinstance(labels, Mapping):
-        raise TypeError(f'labels must be names with their values, got {labels!r}; write labels={{"run": "7"}}')
-    for name, value in labels.items():
-        if not isinstance(name, str) or not isinstance(value, str):
+    for name, value in (labels or {}).items():
+        if not isinstance(value, str):
             raise TypeError(f"labels must hold text, got {name!r}: {value!r}; write {str(name)!r}: {str(value)!r}")
-        if not _NAME.fullmatch(name) or name.startswith("__"):
+        if not _NAME.fullmatch(name) or name.startswith("__") or name == "rank":
             raise ValueError(
-                "labels must have names of ASCII letters, digits and _, which begin with a letter or one _, got "
-                f"{name!r}; rename it"
+                "labels must have names of ASCII letters, digits and _, which begin with a letter or one _, and are "
+                f"not 'rank', got {name!r}; rename it"
             )
-        if name == "rank":
-            raise ValueError("labels must not have the name 'rank', which figures of the ranks have already; rename it")
-    return dict(labels)
+    return dict(labels or {})

@@ -44,9 +44,9 @@ def test_a_bend_between_two_batches_leaves_the_flat_level_where_it_is(intercept_
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_outliers_hardly_move_it(device: Gamma) -> None:
-    """2 % noise, every tenth measurement 1.5 to 10 times too long: in 40 draws times within 10 %, x_s within 15 %."""
+    """2 % noise, every tenth measurement 1.5 to 10 times too long: in 15 draws times within 10 %, x_s within 15 %."""
     errors = []
-    for seed in range(40):
+    for seed in range(15):
         rng = np.random.default_rng(seed)
         batch, seconds = profile(device)
         seconds = seconds * rng.lognormal(0, 0.02, seconds.size)
@@ -80,16 +80,16 @@ def test_a_slow_first_batch_is_not_a_flat_part() -> None:
 
 
 def test_noise_on_a_straight_line_is_not_a_flat_part() -> None:
-    """3 % noise, one measurement a size: at most 1 % of 200 straight lines are seen as bent."""
+    """3 % noise, one measurement a size: at most 2 % of 100 straight lines are seen as bent."""
     x = np.unique(np.geomspace(4, 512, 24).astype(int))
-    noise = np.random.default_rng(0).lognormal(0, 0.03, (200, x.size))
+    noise = np.random.default_rng(0).lognormal(0, 0.03, (100, x.size))
     assert sum(fit_gamma(x, (1e-3 * x + 0.01) * factor).saturation > 1 for factor in noise) <= 2
 
 
 def test_saturation_is_not_beyond_what_was_measured() -> None:
     """No profile of noise alone gets an x_s above the largest batch that ran, hence none above x_o."""
     fits = 0
-    for seed in range(400):
+    for seed in range(150):
         rng = np.random.default_rng(seed)
         batch = np.unique(rng.integers(1, 200, 8))
         seconds = rng.lognormal(0, 1, batch.size)
@@ -100,13 +100,13 @@ def test_saturation_is_not_beyond_what_was_measured() -> None:
             continue
         fits += 1
         assert 1 <= fitted.saturation <= fitted.out_of_memory == batch[-2]
-    assert fits > 100
+    assert fits > 40
 
 
 def test_noise_does_not_make_a_measured_batch_free() -> None:
     """Half of the time in noise: what is fitted takes time at every measured size, or the fit is refused."""
     fits = 0
-    for seed in range(400):
+    for seed in range(150):
         rng = np.random.default_rng(seed)
         batch = np.unique(rng.integers(1, 200, 6))
         seconds = 1e-3 * batch * rng.lognormal(0, 0.5, batch.size)
@@ -116,7 +116,7 @@ def test_noise_does_not_make_a_measured_batch_free() -> None:
             continue
         fits += 1
         assert min(fitted.seconds(x) for x in batch.tolist()) > 0
-    assert fits > 350
+    assert fits > 130
 
 
 def test_a_flat_part_is_preferred_to_a_line_below_zero() -> None:

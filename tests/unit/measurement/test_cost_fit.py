@@ -58,7 +58,7 @@ def test_seconds_of_unseen_rounds_are_predicted(true):
     assert np.median([fit.seconds(x, 2) / exact(true, x) for x in rounds(100, seed=7)]) == pytest.approx(1, abs=0.05)
 
 
-@pytest.mark.parametrize("true", [LENGTHS, SQUARES, MIXED])
+@pytest.mark.parametrize("true", [LENGTHS, MIXED])
 @pytest.mark.parametrize(
     "factor",
     [

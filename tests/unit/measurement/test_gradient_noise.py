@@ -88,7 +88,7 @@ def test_the_average_follows_a_training_that_changes():
 def test_the_interval_holds_the_scale_in_most_trainings_and_shrinks():
     rng = np.random.default_rng(5)
     held, widths = 0, []
-    for _ in range(200):
+    for _ in range(100):
         found = GradientNoise()
         for t in range(800):
             found.learn(Noise(10.0, rng.normal(1.0, 2.0)))
@@ -97,7 +97,7 @@ def test_the_interval_holds_the_scale_in_most_trainings_and_shrinks():
         low, high = found.scale_between
         held += low <= 10.0 <= high
         widths.append((high - low) / (early[1] - early[0]) if math.isfinite(early[1]) else 0.0)
-    assert 0.55 * 200 < held < 0.8 * 200, "one standard error to each side holds 68 %"
+    assert 0.55 * 100 < held < 0.8 * 100, "one standard error to each side holds 68 %"
     assert np.median(widths) < 0.8
 
 

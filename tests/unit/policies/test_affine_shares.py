@@ -80,8 +80,7 @@ def test_equal_ranks_stay_equal_whatever_part_of_a_step_is_fixed(ratio):
         assert np.abs(np.median(shares, axis=0) - 64).max() <= 3
 
 
-@pytest.mark.parametrize("factor", [2.0, 10.0])
-@pytest.mark.parametrize("ratio", [0.3, 1.6, 10.0])
+@pytest.mark.parametrize(("ratio", "factor"), [(0.3, 10.0), (1.6, 2.0), (10.0, 10.0)])
 def test_a_split_that_a_passing_slowdown_has_left_behind_is_left(ratio, factor):
     """Plain speeds stayed at (127, 1): nothing there tells that the other rank would take more as fast."""
     passing = [1.0] * 40 + [factor] * 30
@@ -121,7 +120,7 @@ def test_the_best_integers_count_as_the_best_split(total, speeds, step):
     assert costs_now.near_best(best, 0.0)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_rank_that_drifts_is_not_taken_for_one_whose_batch_does_not_matter(seed):
     """Its plan takes samples away as it slows down, so that its time stays: that costs less than 5 %."""
     slow = [1.0 + 0.3 * math.sin(2 * math.pi * round / 200) for round in range(400)]

@@ -36,12 +36,9 @@ def pace(made, policy):
 @pytest.mark.parametrize(
     ("speeds", "fixed", "rest"),
     [
-        ((1.0, 0.5), 0.0, 0),
         ((1.0, 0.1), 0.0, 0),
         ((1.0, 0.1), 8.0, 1),  # (1 + 8) / 0.1 for its least share, 64 + 8 for all of it without
-        ((1.0, 0.01), 0.0, 1),
         ((1.0, 1.0, 0.01), 8.0, 1),
-        ((1.0, 1.0, 0.02, 0.01), 8.0, 2),
         ((1.0, 0.01, 0.01), 0.0, 2),  # of which either alone saves nothing
     ],
 )

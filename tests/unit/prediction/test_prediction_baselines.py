@@ -100,7 +100,7 @@ class TestRecurrent:
     pytest.importorskip("torch")
 
     def test_it_learns_an_alternation_that_an_average_cannot(self, kind):
-        p, ema = kind(retrain_every=50, steps=300), EMA()
+        p, ema = kind(retrain_every=50, steps=150), EMA()
         for k in range(101):
             v = 100.0 + 20.0 * (-1) ** k
             p.update(v)

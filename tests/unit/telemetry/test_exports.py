@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import threading
 import types
 
 import pytest
@@ -93,23 +92,6 @@ def test_the_file_is_written_every_so_many_seconds_and_at_the_end(tmp_path):
     assert seen == [2.0, 3.0]
 
 
-def test_a_reader_never_sees_half_of_the_file(tmp_path):
-    path, done, sizes = tmp_path / "train.prom", threading.Event(), set()
-
-    def look():
-        while not done.is_set():
-            if path.exists():
-                text = path.read_text()
-                sizes.add(text.count("hvd_hetero_wait_seconds_total{"))
-
-    reader = threading.Thread(target=look)
-    reader.start()
-    feed(PrometheusFile(path, every_s=0.0), rounds=100, workers=50)
-    done.set()
-    reader.join()
-    assert sizes == {50}
-
-
 def test_other_ranks_write_no_file(tmp_path):
     PrometheusFile(tmp_path / "train.prom").close()
     assert not os.listdir(tmp_path)
@@ -124,9 +106,7 @@ def test_other_ranks_write_no_file(tmp_path):
         ({"path": None}, TypeError, r"path.* None.*PrometheusFile"),
         ({"path": "train.txt"}, ValueError, r"path.*NAME\.prom.*'train\.txt'"),
         ({"path": ".prom"}, ValueError, r"path.*NAME\.prom.*'\.prom'"),
-        ({"labels": "run=1"}, TypeError, r"labels.* 'run=1'"),
         ({"labels": {"run": 7}}, TypeError, r"labels.* 'run': 7.*'run': '7'"),
-        ({"labels": {7: "run"}}, TypeError, r"labels.* 7: 'run'.*'7': 'run'"),
         ({"labels": {"rank": "0"}}, ValueError, r"labels.* 'rank'.*rename"),
         ({"labels": {"bad-name": "x"}}, ValueError, r"labels.* 'bad-name'.*rename"),
         ({"labels": {"__x": "x"}}, ValueError, r"labels.* '__x'.*rename"),
@@ -135,13 +115,6 @@ def test_other_ranks_write_no_file(tmp_path):
 def test_what_cannot_work_is_told_when_the_file_is_made(settings, error, message):
     with pytest.raises(error, match=message):
         PrometheusFile(**{"path": "train.prom", **settings})
-
-
-def test_a_value_of_a_label_may_be_any_text(tmp_path):
-    path = tmp_path / "train.prom"
-    feed(PrometheusFile(path, labels={"_run": 'a"b\\\n'}), rounds=1)
-    (family, *_) = text_string_to_metric_families(path.read_text())
-    assert family.samples[0].labels == {"_run": 'a"b\\\n'}
 
 
 def test_a_file_that_cannot_be_written_is_tried_again_with_one_warning(tmp_path, caplog):
@@ -179,40 +152,6 @@ def test_a_library_that_is_missing_is_told_when_the_listener_is_made(tmp_path, m
 # TensorBoard.
 
 
-@pytest.fixture
-def writers(monkeypatch):
-    """What a writer of PyTorch was told, in place of the package tensorboard."""
-    made = []
-
-    class SummaryWriter:
-        def __init__(self, folder):
-            self.folder, self.told, self.closed = folder, [], 0
-            made.append(self)
-
-        def add_scalar(self, name, value, step):
-            self.told.append((name, value, step))
-
-        def close(self):
-            self.closed += 1
-
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
-    monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))
-    monkeypatch.setitem(sys.modules, "torch.utils", types.ModuleType("torch.utils"))
-    module = types.ModuleType("torch.utils.tensorboard")
-    module.SummaryWriter = SummaryWriter
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
-    return made
-
-
-def test_tensorboard_gets_every_figure_with_the_round_as_its_step(writers):
-    feed(TensorBoard("runs/1"), samples=[30, 10])
-    (writer,) = writers
-    assert (writer.folder, writer.closed) == ("runs/1", 1)
-    assert [told for told in writer.told if told[0] == "hvd_hetero/batch/rank_1"] == [
-        ("hvd_hetero/batch/rank_1", 10.0, number) for number in range(4)
-    ]
-
-
 def test_without_pytorch_tensorflow_writes_outside_of_its_graphs(monkeypatch):
     scopes, told, closed = [], [], []
 
@@ -238,14 +177,16 @@ def test_without_pytorch_tensorflow_writes_outside_of_its_graphs(monkeypatch):
     assert closed == [True]
 
 
-def test_a_folder_that_is_no_path_is_told_when_the_listener_is_made(writers):
+def test_a_folder_that_is_no_path_is_told_when_the_listener_is_made(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     with pytest.raises(TypeError, match=r"folder.* None.*TensorBoard"):
         TensorBoard(None)
 
 
-def test_other_ranks_open_no_folder(writers):
-    TensorBoard("runs/1").close()
-    assert writers == []
+def test_other_ranks_open_no_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    TensorBoard(tmp_path).close()
+    assert not os.listdir(tmp_path)
 
 
 def test_tensorboard_reads_what_is_written(tmp_path):

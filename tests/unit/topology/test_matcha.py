@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from scipy.optimize import linprog, minimize
+from scipy.optimize import linprog
 from scipy.stats import binom
 
 from hvd_hetero.topology import complete, from_edges, mixing_matrix, mixing_rho, ring
@@ -17,7 +17,7 @@ from hvd_hetero.topology import matcha as solved
 from hvd_hetero.topology.graphs import laplacian
 
 matcha = functools.cache(solved)  # several tests ask the same graphs
-BUDGETS = (0.05, 0.5, 0.9, 1.0)
+BUDGETS = (0.05, 0.5, 1.0)
 
 
 def barbell(clique, path):
@@ -59,7 +59,7 @@ def torus_edges(a, b):
 def random_graphs():
     """A ring, so that they are connected, and each other edge by chance."""
     found = []
-    for seed in range(8):
+    for seed in range(5):
         rng = np.random.default_rng(seed)
         n = int(rng.integers(4, 65))
         edges = {(i, i + 1) for i in range(n - 1)} | {(0, n - 1)}
@@ -104,25 +104,6 @@ def rho_by_enumeration(m, alpha):
     return np.linalg.norm(np.tensordot(chances, w @ w, 1) - 1 / m.nodes, 2)
 
 
-def least_rho(mean, square, most=1.0):
-    """(alpha, rho) where rho is least up to ``most``, by grids of 41, each between the neighbours of the best."""
-    low, high = 0.0, most
-    for _ in range(4):
-        alphas = np.linspace(low, high, 41)
-        scaled = alphas[:, None, None]
-        rho = np.linalg.eigvalsh(np.eye(len(mean)) - 1 / len(mean) - 2 * scaled * mean + scaled**2 * square)[:, -1]
-        best = rho.argmin()
-        low, high = alphas[max(best - 1, 0)], alphas[min(best + 1, 40)]
-    return alphas[best], rho[best]
-
-
-def rho_of_one_alpha(m, most):
-    """The least rho of one weight up to ``most`` for all pairs in all rounds: the paper's, if that is large."""
-    parts, p = laplacians(m), np.array(m.probabilities)
-    mean = np.tensordot(p, parts, 1)
-    return least_rho(mean, mean @ mean + np.tensordot(p * (1 - p), parts @ parts, 1), most)[1]
-
-
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_invariants(budget):
     """Edges partitioned, probabilities within 0 and 1, the budget spent in full, rho below 1."""
@@ -133,28 +114,6 @@ def test_invariants(budget):
         assert all(0 <= p <= 1 for p in m.probabilities)
         assert sum(m.probabilities) == pytest.approx(budget * len(m.matchings), rel=1e-12)
         assert 0 <= m.rho < 1
-
-
-@pytest.mark.parametrize("budget", [0.2, 0.6])
-def test_no_other_probabilities_connect_better(budget):
-    """Neither 200 random feasible points nor SLSQP on the connectivity itself get further."""
-    rng = np.random.default_rng(3)
-    for graph in GRAPHS[8:14]:
-        m = matcha(graph, budget)
-        parts, count = laplacians(m), len(m.matchings)
-        found = minimize(
-            lambda p, parts=parts: -connectivity(parts, p),
-            np.full(count, budget),
-            method="SLSQP",
-            bounds=[(0, 1)] * count,
-            constraints={"type": "eq", "fun": lambda p, count=count: p.sum() - budget * count},
-        )
-        spread = budget + rng.uniform(-1, 1, (200, count)) * min(budget, 1 - budget)
-        spread -= spread.mean(axis=1, keepdims=True) - budget
-        others = [found.x, *spread[((spread >= 0) & (spread <= 1)).all(axis=1)]]
-        assert len(others) > 20
-        best = max(connectivity(parts, np.clip(p, 0, 1)) for p in others)
-        assert best <= connectivity(parts, m.probabilities) * (1 + 1e-4)
 
 
 def kelley(parts, budget):
@@ -180,11 +139,12 @@ def kelley(parts, budget):
     return reached, found.x[-1]
 
 
-def test_connectivity_equals_kelleys():
+@pytest.mark.parametrize("budget", [0.2, 0.5])
+def test_connectivity_equals_kelleys(budget):
     """Linear programming over eigenvector cuts, which bounds the connectivity of all probabilities, meets it."""
-    for graph in [*GRAPHS[4:7], *GRAPHS[8:11]]:
-        m = matcha(graph, 0.5)
-        reached, bound = kelley(laplacians(m), 0.5)
+    for graph in [*GRAPHS[4:6], *GRAPHS[8:10]]:
+        m = matcha(graph, budget)
+        reached, bound = kelley(laplacians(m), budget)
         assert bound <= reached * (1 + 1e-5)
         assert reached * (1 - 1e-4) <= connectivity(laplacians(m), m.probabilities) <= bound * (1 + 1e-9)
 
@@ -222,16 +182,7 @@ def test_rho_on_a_complete_graph_by_the_law_of_the_number_drawn():
         assert m.rho == pytest.approx(expected, abs=1e-4 if nodes == 8 else 0.02), "more matchings: of draws by chance"
 
 
-@pytest.mark.parametrize("graph", [ring(9), barbell(5, 2), tori()[2]])
-def test_rho_by_drawn_rounds(graph):
-    """Of rounds as production draws them, half choose the worst direction, and the others shrink it by rho."""
-    m = matcha(graph, 0.4)
-    w = np.array([m.mixing(2, number) for number in range(4000)])
-    worst = np.linalg.eigh((w[::2] @ w[::2]).mean(axis=0) - 1 / m.nodes)[1][:, -1]
-    assert ((w[1::2] @ worst) ** 2).sum(axis=1).mean() == pytest.approx(m.rho, rel=0.03)
-
-
-@pytest.mark.parametrize("budget", [0.1, 0.5, 1.0])
+@pytest.mark.parametrize("budget", [0.1, 1.0])
 def test_no_round_makes_disagreement_larger(budget):
     """Whatever matchings are drawn, the spectral norm of W is at most 1: also for all of them together."""
     for graph in [*(ring(n) for n in (4, 9, 64)), *(complete(n) for n in (4, 5, 33)), *tori(), *random_graphs()]:
@@ -262,15 +213,6 @@ def test_every_round_keeps_away_from_minus_one():
     assert negative > 10  # so it is not because all weights are positive
 
 
-@pytest.mark.parametrize("budget", [0.1, 0.3])
-def test_the_promise_costs_little(budget):
-    """Against the paper's one weight: nothing on dense graphs. On tori less than what a bound on it costs."""
-    for graph in [complete(16), complete(32), *tori()]:
-        m = matcha(graph, budget)
-        most = 2 / np.linalg.eigvalsh(laplacian(graph.nodes, graph.edges))[-1]
-        assert m.rho < rho_of_one_alpha(m, 1.0 if len(graph.edges) > 2 * graph.nodes else most)
-
-
 def test_a_pair_weighs_more_the_fewer_partners_it_has():
     """A path of four: the middle pair alone, the outer pairs alone, and all three together."""
     m = replace(matcha(from_edges([(0, 1), (1, 2), (2, 3)]), 0.5), alpha=0.9)
@@ -289,12 +231,6 @@ def test_budget_one_is_d_psgd_where_degrees_are_equal_and_no_worse_elsewhere():
         assert mixing_rho(m.mixing(0, 0)) == pytest.approx(m.rho, abs=1e-9)
     for graph in (ring(8), ring(9), complete(7)):
         assert matcha(graph, 1.0).mixing(0, 0) == pytest.approx(mixing_matrix(graph))
-
-
-def test_more_budget_never_mixes_worse_on_a_ring():
-    """rho falls as the budget grows, down to D-PSGD's best constant weight."""
-    rhos = [matcha(ring(8), budget).rho for budget in (0.1, 0.3, 0.5, 0.7, 0.9, 1.0)]
-    assert rhos == sorted(rhos, reverse=True)
 
 
 def test_one_node():

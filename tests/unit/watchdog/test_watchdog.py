@@ -17,9 +17,11 @@ from types import SimpleNamespace
 
 from hvd_hetero.balancer import Balancer
 from hvd_hetero.communication.side_channel import SideChannel
+from hvd_hetero.communication.thread_wire import here
 from hvd_hetero.measurement.stopwatch import Lap
 from hvd_hetero.policies import BSP, NonBlocking
 from hvd_hetero.rounds import MicroBatch
+from hvd_hetero.testing import run_on_threads
 from hvd_hetero.watchdog import EXIT_CODE, Patience, Watchdog
 from hvd_hetero.watchdog.progress import Progress, join_known
 from hvd_hetero.watchdog.whereabouts import _frame_of, locate
@@ -34,25 +36,9 @@ class Ranks:
         self.size, self.policy = size, policy or BSP()
         self.patience, self.gives_up_s = patience, gives_up_s
         self.ended = {}
-        self._met = threading.Barrier(size)
-        self._told = [b""] * size
-        self.watchdogs = [None] * size
-
-    def gather(self, rank):
-        def allgather(payload):
-            self._told[rank] = payload
-            self._met.wait(10)
-            return list(self._told)
-
-        return allgather
 
     def run(self, *bodies):
-        threads = [threading.Thread(target=self._rank, args=(i, body)) for i, body in enumerate(bodies)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(30)
-            assert not thread.is_alive()
+        run_on_threads(lambda rank: self._rank(rank, bodies[rank]), len(bodies), timeout_s=30.0)
 
     def run_alone(self):
         self._balancer = Balancer(BSP(), 0, self.size, 8, clock=time.perf_counter)
@@ -60,11 +46,11 @@ class Ranks:
 
     def _rank(self, rank, body):
         balancer = Balancer(self.policy, rank, self.size, 8, clock=time.perf_counter)
+        gather = partial(here().allgather_object, name="addresses")
         watchdog = Watchdog(
-            balancer, 5, self.gather(rank), patience=self.patience, waits_in=("waits_here",),
+            balancer, 5, gather, patience=self.patience, waits_in=("waits_here",),
             gives_up_s=self.gives_up_s, end=lambda code: self.ended.setdefault(rank, code),
         )  # fmt: skip
-        self.watchdogs[rank] = watchdog
         try:
             body(self, rank, balancer)
         finally:
