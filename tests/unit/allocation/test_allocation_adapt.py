@@ -81,7 +81,6 @@ def test_equals_the_linear_system_of_the_appendix() -> None:
     ],
 )
 def test_known_epochs(counts, seconds, expected) -> None:
-    """Epochs done by hand, with and without measurements."""
     given_counts = np.array(counts)
     assert adapt(given_counts, seconds).tolist() == expected
     assert given_counts.tolist() == counts  # the argument is not written to
@@ -116,16 +115,12 @@ def test_one_noisy_epoch_is_not_rest() -> None:
     ("call", "error", "message"),
     [
         (lambda: adapt([0, 4], [1.0, 1.0]), ValueError, r"counts\[0\].* 0"),
-        (lambda: adapt([1, 2, 3], [1.0, 1.0]), ValueError, "counts"),
         (lambda: adapt([2**62, 2**62], [1.0, 1.0]), ValueError, r"counts.* 92233"),
-        (lambda: adapt([1.5, 2.5], [1.0, 1.0]), TypeError, "counts"),
-        (lambda: adapt([], []), ValueError, "compute_seconds"),
         (lambda: settled([[1, 2]], window=1), ValueError, r"window.* 1"),
         (lambda: settled([[1, 2]], tolerance=-1), ValueError, r"tolerance.* -1"),
         (lambda: settled([[1, 2, 3], [1, 2], [1, 2]]), ValueError, r"history.*\(3,\)"),
     ],
 )
 def test_bad_input_is_named(call, error, message) -> None:
-    """Each error names the parameter, the rule and the value."""
     with pytest.raises(error, match=message):
         call()

@@ -102,7 +102,6 @@ def test_runs_of_equal_lengths_are_equal_shares():
 
 
 def test_a_sample_costlier_than_any_share_goes_to_the_fastest_rank_alone():
-    """Nothing else can be done, and the others take the rest."""
     ranks = divide([1000, 1, 2, 3, 4], [1, 3, 2])
     assert ranks[0] == 1
     assert (ranks[1:] != 1).all()

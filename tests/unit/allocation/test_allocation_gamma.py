@@ -144,22 +144,17 @@ def test_seconds_of_a_batch() -> None:
     ("batch", "seconds", "error", "message"),
     [
         ([1, 2], [1.0, 2.0], ValueError, r"batch.*\[1, 2\]"),
-        ([1, 1, 2, 2], [1.0, 1.0, 2.0, 2.0], ValueError, r"batch.*\[1, 2\]"),
         ([2, 3, 4, 5], [math.inf, 1.0, 2.0, 3.0], ValueError, r"batch.*\[\]"),
         ([1, 2, 3], [1.0, 1.0, 1.0], ValueError, r"seconds.* 0 .*larger batches"),
-        ([1, 2, 3], [3.0, 2.0, 1.0], ValueError, "seconds"),
         ([1, 2, 3, 4, 5, 6, 7], [7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0], ValueError, "seconds"),
         ([1, 2, 3, 4], [1.0, 6.0, 29.0, 29.0], ValueError, r"seconds.*near 1"),
         ([1, 2, 3, 4], [1.0, 3.0, 17.0, 19.0], ValueError, r"seconds.*near 1"),
         ([1, 2, 3], [1.0, math.nan, 3.0], ValueError, r"seconds\[1\].* nan"),
         ([1, 2, 3], [1.0, 0.0, 3.0], ValueError, r"seconds\[1\].* 0\.0"),
         ([1, 0, 3], [1.0, 2.0, 3.0], ValueError, r"batch\[1\].* 0"),
-        ([1, 2], [1.0, 2.0, 3.0], ValueError, r"batch.*\(2,\)"),
-        ([1.0, 2.0, 3.0], [1.0, 2.0, 3.0], TypeError, "batch"),
     ],
 )
 def test_bad_measurements_are_named(batch, seconds, error, message) -> None:
-    """Each error names the parameter, the rule and the value."""
     with pytest.raises(error, match=message):
         fit_gamma(batch, seconds)
 

@@ -223,7 +223,6 @@ def test_a_solver_that_gives_up_is_a_value() -> None:
     ],
 )
 def test_known_splits(slope, intercept, comm, total, lower, upper, shares) -> None:
-    """Small and extreme splits done by hand."""
     assert minimax(slope, intercept, comm, total, lower, upper).shares.tolist() == shares
 
 
@@ -246,12 +245,8 @@ def test_many_units_of_few_workers_are_found_by_halving(spread: float) -> None:
         ({"lower": 3, "upper": [10, 4], "multiple_of": 5}, ValueError, r"rank 1 .*multiple_of=5"),
         ({"multiple_of": 3}, ValueError, r"multiple_of=3.*total=9 or 12"),
         ({"slope": [1.0, -1.0]}, ValueError, r"slope\[1\].* -1\.0"),
-        ({"slope": []}, ValueError, "slope"),
         ({"intercept": [0.0, float("nan")]}, ValueError, r"intercept\[1\].* nan"),
-        ({"intercept": float("-inf")}, ValueError, r"intercept\[0\].* -inf"),
         ({"comm": [0.0, -0.1]}, ValueError, r"comm\[1\].* -0\.1"),
-        ({"comm": [0.0]}, ValueError, r"comm.*\(1,\)"),
-        ({"upper": 9.5}, TypeError, "upper"),
         ({"total": 2**53}, ValueError, "total"),
     ],
 )
@@ -271,7 +266,6 @@ def test_infeasible_input_is_named(solve, change, error, message) -> None:
 
 
 def test_times_beyond_floats_are_named() -> None:
-    """A slope whose seconds overflow is an error, not a plan."""
     for slope, beside in ([1e308, 1e308], 0.0), ([1, 1], [0.0, 1e308]):
         with pytest.raises(ValueError, match=r"slope.*1e\+308"):
             minimax(slope, beside, beside, 10**6, 0, 10**6)

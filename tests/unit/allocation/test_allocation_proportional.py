@@ -94,7 +94,6 @@ def test_a_power_of_two_of_the_speeds_changes_nothing() -> None:
     ],
 )
 def test_known_divisions(speeds, total, minimum, expected) -> None:
-    """Small divisions done by hand."""
     assert proportional(speeds, total, minimum).tolist() == expected
 
 
@@ -123,29 +122,19 @@ def test_a_minimum_is_rounded_up_to_the_multiple() -> None:
     [
         ({"speeds": [1.0, float("nan")], "total": 4}, ValueError, r"speeds\[1\].* nan"),
         ({"speeds": [1.0, -2.0], "total": 4}, ValueError, r"speeds\[1\].* -2\.0"),
-        ({"speeds": [float("inf"), 1.0], "total": 4}, ValueError, r"speeds\[0\].* inf"),
         ({"speeds": [], "total": 4}, ValueError, "speeds"),
-        ({"speeds": [[1.0]], "total": 4}, ValueError, r"speeds.*\(1, 1\)"),
         ({"speeds": ["fast"], "total": 4}, TypeError, "speeds"),
-        ({"speeds": ["1", "2"], "total": 4}, TypeError, r"speeds.* \['1', '2'\]"),
-        ({"speeds": np.array([1j, 2.0]), "total": 4}, TypeError, "speeds"),
         ({"speeds": [[1.0], [2.0, 3.0]], "total": 4}, TypeError, "speeds"),
-        ({"speeds": [1, 1], "total": 8, "minimum": [[1], [1, 2]]}, TypeError, "minimum"),
         ({"speeds": [0.0, 0.0], "total": 4}, ValueError, "speeds"),
         ({"speeds": [1, 1, 1], "total": 2}, ValueError, r"minimum.* 3, .*total=2"),
         ({"speeds": [1, 1], "total": 8, "minimum": 3, "multiple_of": 8}, ValueError, r"minimum.* 16 "),
         ({"speeds": [1, 1], "total": 65, "multiple_of": 8}, ValueError, r"multiple_of.*total=64 or 72.*multiple_of=1"),
         ({"speeds": [1, 1], "total": 8, "multiple_of": 0}, ValueError, "multiple_of"),
-        ({"speeds": [1, 1], "total": -1}, ValueError, "total"),
         ({"speeds": [1, 1], "total": 8.0}, TypeError, r"total.* 8\.0"),
-        ({"speeds": [1, 1], "total": 8, "minimum": 1.5}, TypeError, "minimum"),
-        ({"speeds": [1, 1], "total": 8, "minimum": [1, 1, 1]}, ValueError, r"minimum.*\(3,\)"),
         ({"speeds": [1, 1], "total": 8, "minimum": [1, -1]}, ValueError, r"minimum\[1\].* -1"),
-        ({"speeds": [1, 1], "total": 8, "minimum": -1}, ValueError, r"minimum.* -1"),
         ({"speeds": [1, 1], "total": 8, "minimum": 2**63}, ValueError, "minimum"),
     ],
 )
 def test_bad_input_is_named(arguments, error, message) -> None:
-    """Each error names the parameter, the rule and the value."""
     with pytest.raises(error, match=message):
         proportional(**arguments)

@@ -150,7 +150,6 @@ def test_integers_stay_exact():
     ],
 )
 def test_bad_ends_are_refused(search, ends, message):
-    """Each search names the rule, the value and the worker."""
     with pytest.raises(ValueError, match=message):
         search(ends)
 

@@ -11,24 +11,27 @@ from hvd_hetero.errors import HeteroError
 from hvd_hetero.testing import run_on_threads
 
 
+def heard_at():
+    """The addresses at which this rank listens, and its troubles."""
+    listeners, troubles = addressing.listen()
+    with contextlib.ExitStack() as stack:
+        return [stack.enter_context(listener).getsockname()[0] for listener in listeners], troubles
+
+
 @pytest.mark.parametrize("host", ["::1", "localhost", "127.0.0.3"])
 def test_addresses(monkeypatch, host):
     """IPv6 and names, as the interface's own and as the host's."""
     monkeypatch.setattr(addressing, "_interfaces", lambda name=None: [host])
-    sockets, _ = addressing.listen()
-    if not sockets:
+    if not (found := heard_at()[0]):
         pytest.skip(f"this machine has no {host}")
-    with contextlib.ExitStack() as stack:
-        found = [stack.enter_context(sock).getsockname()[0] for sock in sockets]
     assert len(found) == 1 or host == "localhost"
 
 
 @pytest.mark.parametrize("missing", ["no-such-host.invalid", "192.0.2.1"])
 def test_an_address_that_is_not_ours_counts_as_none(monkeypatch, missing):
     monkeypatch.setattr(addressing, "_interfaces", lambda name=None: [missing, "127.0.0.1"])
-    listeners, troubles = addressing.listen()
-    with contextlib.ExitStack() as stack:
-        assert [stack.enter_context(listener).getsockname()[0] for listener in listeners] == ["127.0.0.1"]
+    found, troubles = heard_at()
+    assert found == ["127.0.0.1"]
     assert missing in troubles
 
 
@@ -78,8 +81,8 @@ def test_a_rank_without_descriptors_says_so_and_raises_nothing(monkeypatch, inte
     monkeypatch.setattr(addressing.socket, "socket", none_left)
     if not interfaces:
         monkeypatch.setattr(addressing.psutil, "net_if_addrs", none_left)
-    sockets, troubles = addressing.listen()
-    assert sockets == []
+    found, troubles = heard_at()
+    assert found == []
     assert "Too many open files" in troubles
 
 
@@ -106,10 +109,8 @@ def test_a_host_whose_name_means_loopback_listens_on_its_interfaces_too(monkeypa
     monkeypatch.setattr(addressing.socket, "gethostname", lambda: "localhost")
     everywhere = ["127.0.0.1", "127.0.0.2", "fe80::1%eth0"]
     monkeypatch.setattr(addressing, "_interfaces", lambda name=None: everywhere if name is None else [])
-    listeners, troubles = addressing.listen()
-    with contextlib.ExitStack() as stack:
-        found = {stack.enter_context(listener).getsockname()[0] for listener in listeners}
-    assert {"127.0.0.1", "127.0.0.2"} <= found <= {"127.0.0.1", "127.0.0.2", "::1"}, troubles
+    found, troubles = heard_at()
+    assert {"127.0.0.1", "127.0.0.2"} <= {*found} <= {"127.0.0.1", "127.0.0.2", "::1"}, troubles
     assert all(isinstance(ip, str) for ip in addressing._interfaces())
 
 
@@ -121,9 +122,7 @@ def test_ranks_listen_at_the_interface_that_horovod_or_torch_uses(monkeypatch, v
     """It is what `horovodrun --network-interface` names. One that this host does not have counts as none."""
     monkeypatch.setenv(variable, interface)
     monkeypatch.setattr(addressing.socket, "gethostname", lambda: "127.0.0.3")
-    listeners, troubles = addressing.listen()
-    with contextlib.ExitStack() as stack:
-        found = {stack.enter_context(listener).getsockname()[0] for listener in listeners}
+    found, troubles = heard_at()
     assert ("127.0.0.3" not in found) == only_loopback, troubles
     assert "127.0.0.1" in found
 
@@ -132,9 +131,7 @@ def test_ranks_of_horovods_launcher_do_not_go_by_torchs_interface(monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     monkeypatch.setenv("HOROVOD_RANK", "0")
     monkeypatch.setattr(addressing.socket, "gethostname", lambda: "127.0.0.3")
-    listeners, troubles = addressing.listen()
-    with contextlib.ExitStack() as stack:
-        found = {stack.enter_context(listener).getsockname()[0] for listener in listeners}
+    found, troubles = heard_at()
     assert "127.0.0.3" in found, troubles
 
 

@@ -146,7 +146,7 @@ def test_lengths_of_zero_and_rounds_that_cost_the_same_are_no_trouble():
 
 
 def test_it_goes_on_from_its_state():
-    """A state is plain data, from which a rank goes on with its own level; a broken state is refused."""
+    """A state is plain data, from which a rank goes on with its own level."""
     fit, other = fed(MIXED), fed(LENGTHS, 20)
     other.load_state_dict(json.loads(json.dumps(fit.state_dict())))
     assert other.coefficients.tolist() == fit.coefficients.tolist()
@@ -154,8 +154,6 @@ def test_it_goes_on_from_its_state():
         other.learn(features, 2, 3 * exact(MIXED, features))
     assert other.seconds(features, 2) == pytest.approx(3 * exact(MIXED, features), rel=0.1)
     assert np.median(errors(other, MIXED)) < 0.02
-    with pytest.raises(ValueError, match="finite"):
-        fit.load_state_dict(fit.state_dict() | {"mean": [math.nan] * 6})
 
 
 def test_features_add_up():

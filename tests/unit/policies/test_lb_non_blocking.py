@@ -85,17 +85,9 @@ def test_micro_batches_hold_two_samples_in_the_mean_at_least(share, numbers):
 )
 def test_micro_batches_are_as_many_as_their_cost_and_the_scatter_of_times_make_fastest(fixed_s, variation, least, most):
     workers = tuple(Worker(Compute(0.001 * (1 + i), fixed_s * (1 + i)), variation=(variation,)) for i in range(3))
-    late = []
-    for seed in range(2):
-        seen = []
-        simulate(
-            Cluster(workers, seed=seed),
-            LBNonBlocking(),
-            BATCH,
-            300,
-            observer=lambda done, seen=seen: seen.append(done.plan),
-        )
-        late += counts(seen)[120:]
+    seen = []
+    simulate(Cluster(workers), LBNonBlocking(), BATCH, 300, observer=lambda done: seen.append(done.plan))
+    late = counts(seen)[120:]
     assert sum(least <= number <= most for number in late) > 0.7 * len(late)
 
 

@@ -101,12 +101,3 @@ def test_a_period_goes_on_until_every_rank_was_timed(untold):
     assert not period(costs, [(1.0, 2.0, seconds)], samples=(10, 10, samples))
     assert period(costs, [(3.0, 2.0, 1.0)])
     assert costs.per_sample.tolist() == pytest.approx([0.2, 0.2, 0.1])
-
-
-def test_a_state_of_other_ranks_is_refused():
-    costs = Costs(3)
-    period(costs, [(1.0, 2.0, 4.0)])
-    with pytest.raises(ValueError, match=r"state of Costs.* \(2,\).*resume"):
-        Costs(2).load_state_dict(costs.state_dict())
-    with pytest.raises(ValueError, match=r"level.* at least 0 .*-1\.0"):
-        Costs(3).load_state_dict(costs.state_dict() | {"level": [-1.0, 1.0, 1.0]})

@@ -24,11 +24,11 @@ def cluster(speeds, *, fixed=0.0, seed=0, noise=0.02, shares=None):
     return Cluster(tuple(made), seed=seed)
 
 
-def pace(made, policy):
+def pace(made, policy, count=ROUNDS):
     """Samples per second, without the rounds in which speeds are learned; and each worker's samples."""
     rounds = []
     done = simulate(
-        made, policy, BATCH, ROUNDS, observer=lambda finished: rounds.append(finished.table.column("samples"))
+        made, policy, BATCH, count, observer=lambda finished: rounds.append(finished.table.column("samples"))
     )
     return done.rate(100), np.array(rounds)
 
@@ -43,10 +43,10 @@ def pace(made, policy):
     ],
 )
 def test_no_rank_makes_a_round_longer_than_it_is_without_it(speeds, fixed, rest):
-    resting, samples = pace(cluster(speeds, fixed=fixed), LBBSP(may_rest=True))
-    taking_part, _ = pace(cluster(speeds, fixed=fixed), LBBSP())
+    resting, samples = pace(cluster(speeds, fixed=fixed), LBBSP(may_rest=True), 300)
+    taking_part, _ = pace(cluster(speeds, fixed=fixed), LBBSP(), 300)
     fast = speeds[: len(speeds) - rest]
-    without, _ = pace(cluster(fast, fixed=fixed), LBBSP())
+    without, _ = pace(cluster(fast, fixed=fixed), LBBSP(), 300)
     assert resting > 0.985 * max(taking_part, without), "a hundredth, and noise"
     assert ((samples == 0).mean(axis=0) > 0.5).tolist() == [False] * len(fast) + [True] * rest
 

@@ -234,7 +234,6 @@ def test_budget_one_is_d_psgd_where_degrees_are_equal_and_no_worse_elsewhere():
 
 
 def test_one_node():
-    """Nobody to agree with: no matching, and agreement from the start."""
     m = matcha(ring(1))
     assert (m.matchings, m.probabilities, m.rho) == ((), (), 0.0)
     assert m.mixing(0, 0).tolist() == [[1.0]]

@@ -26,7 +26,6 @@ def test_rings_and_complete_graphs(nodes):
 
 
 def test_no_edges():
-    """A lone node has nothing to split."""
     assert colors(ring(1)) == 0
 
 

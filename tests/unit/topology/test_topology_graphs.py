@@ -40,7 +40,6 @@ def test_from_edges_normalises():
 
 
 def test_connected():
-    """One part or several, lone nodes included."""
     assert ring(1).is_connected()
     assert ring(9).is_connected()
     assert not from_edges([(0, 1)], nodes=3).is_connected()
@@ -66,7 +65,6 @@ def test_connected():
     ],
 )
 def test_bad_input_is_refused(make, message):
-    """Each error names the parameter, the rule and the value."""
     with pytest.raises((ValueError, TypeError), match=message):
         make()
 
