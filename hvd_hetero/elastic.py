@@ -57,7 +57,8 @@ class Survival:
         self.rates_for: int | None = None
         """The global batch that the committed learning rates are for; None before the first round."""
         self._rank: int | None = None
-        self._own: Mapping[str, Any] | None = None
+        self.own: Mapping[str, Any] | None = None
+        """What this rank has learned about itself, as of the last commit; None: nothing yet."""
 
     @property
     def rounds(self) -> int:
@@ -67,21 +68,16 @@ class Survival:
     @property
     def has_taken_part(self) -> bool:
         """True if this rank has committed anything; a newcomer has not."""
-        return self._own is not None
+        return self.own is not None
 
     def keep(self, balancer: Balancer, place: Mapping[str, Any] | None = None, *, mixes: bool = False) -> None:
         """Keep the state of this moment, between two rounds. Nothing is sent."""
         self.common = balancer.state_dict()
-        self._own = self.common.pop("pace")
+        self.own = self.common.pop("pace")
         self._rank = balancer.rank
         self.place = place
         self.mixes = mixes
         self.rates_for = balancer.planner.global_batch
-
-    @property
-    def own(self) -> Mapping[str, Any] | None:
-        """What this rank has learned about itself, as of the last commit."""
-        return self._own
 
     def state_dict(self) -> dict[str, Any]:
         """Return what is the same on every rank, as plain data."""
@@ -90,7 +86,7 @@ class Survival:
     def load_state_dict(self, state: Mapping[str, Any], own: Mapping[str, Any] | None, rank: int) -> None:
         """Load a commit as if this process had made it as ``rank``."""
         self.common, self.place, self.rates_for = state["common"], state["place"], state["rates_for"]
-        self._own, self._rank = own, None if own is None else rank
+        self.own, self._rank = own, None if own is None else rank
 
     def share(self, wire: Wire) -> Shared:
         """Return rank 0's state, for all to ``accept``; the first collective call of a membership."""
@@ -122,7 +118,7 @@ class Survival:
         common = self.common
         if common is None:
             return True
-        if self._own is not None:
+        if self.own is not None:
             self._load_own(balancer)
         prospect = balancer.meter.learner.expected(), balancer.meter.limit
         ranks = wire.allgather_object((self._rank, prospect), name=f"{prefix}.survivors")
@@ -140,9 +136,9 @@ class Survival:
         return same
 
     def _load_own(self, balancer: Balancer) -> None:
-        assert self._own is not None, "the caller has looked"
+        assert self.own is not None, "the caller has looked"
         try:
-            balancer.meter.load_state_dict(self._own)
+            balancer.meter.load_state_dict(self.own)
         except (ValueError, KeyError, TypeError) as error:  # the policy is another one, or the state is damaged
             logger.warning("rank %d begins to measure its speed again: %s", balancer.rank, error)
 

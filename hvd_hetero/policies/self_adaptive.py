@@ -19,6 +19,7 @@ from hvd_hetero.rounds import FinishedRound, RoundPlan
 
 _ENOUGH = 3  # rounds of an epoch at rest, or it counts together with the next
 _KEPT = 3  # allocations remembered: what the stop rule looks at
+_DRIFT = 0.01  # arbitrary: machines are not so steady that an allocation could stay for good
 _SPARE = 0.03  # how far a share may move before its count of micro-batches is set again; arbitrary
 
 
@@ -35,7 +36,7 @@ class SelfAdaptive(Policy):
     samples x_i of a round instead, with ``t_i = c_i x_i``, and each rank does its own in micro-batches no larger than
     before: enough of them that its share may move by 3 % before their number does, so all ranks may do a few more than
     C then. That division stays as long as the ranks keep their costs. It is made again when they drift: when
-    after an epoch the slowest rank would need ``drift`` longer, relative to the mean, than under the best division.
+    after an epoch the slowest rank would need 1 % longer, relative to the mean, than under the best division.
     What a sample costs, c_i, is the epoch's, averaged with earlier ones while it only scatters (``policies.costs``).
 
     Differences from the paper: the sub-data-set of a rank is not cut beforehand, but each round's slice of one shared
@@ -52,8 +53,6 @@ class SelfAdaptive(Policy):
         The allocation of the first epoch, one count per rank; equal if not given.
     every
         Re-allocate after so many rounds instead of after every epoch.
-    drift
-        See above; arbitrary. Machines are not so steady that an allocation could stay for good.
     """
 
     name: ClassVar[str] = "self-adaptive"
@@ -72,7 +71,6 @@ class SelfAdaptive(Policy):
         *,
         start: npt.ArrayLike | None = None,
         every: int | None = None,
-        drift: float = 0.01,
     ) -> None:
         way_out = "give the micro-batches of a round over all ranks"
         self.total = None if total is None else integer("total", total, 1, way_out=way_out)
@@ -81,12 +79,6 @@ class SelfAdaptive(Policy):
             raise ValueError(f"start must hold one count per rank, got {start!r}; give a list, as in start=[9, 1]")
         self.start = None if counts is None else [integer(f"start[{i}]", w, 1) for i, w in enumerate(counts)]
         self.every = None if every is None else integer("every", every, 1)
-        if not 0 < drift < float("inf"):
-            raise ValueError(
-                f"drift must be positive and finite, got {drift}; give the share by which the slowest rank may be late"
-                ", as 0.01, or a large one to leave the allocation alone once it is at rest"
-            )
-        self.drift = drift
         if self.start is not None and self.total not in (None, sum(self.start)):
             raise ValueError(
                 f"start must sum to total={self.total}, got {self.start} with a sum of {sum(self.start)}: leave total "
@@ -170,7 +162,7 @@ class SelfAdaptive(Policy):
         else:
             wanted = self._balanced(done)
             late, least = _lateness(self._costs.per_sample * done), _lateness(self._costs.per_sample * wanted)
-            if late > least * (1 + self.drift):
+            if late > least * (1 + _DRIFT):
                 self._divide(wanted)
         self._stable = bool(self._shares) and self._plan().micro_batches == plan.micro_batches
 

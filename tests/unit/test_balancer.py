@@ -177,18 +177,6 @@ def test_a_round_that_there_was_time_to_learn_from_is_learned_once():
     assert sorted(learned) == [0, 0, 1, 1]
 
 
-def test_with_a_lead_a_change_shows_that_many_rounds_later():
-    job = Job(LBBSP("memoryless"), [300.0, 100.0], 40)
-    for balancer in job.balancers:
-        balancer.set_lead(2)
-    shares = []
-    for _ in range(6):
-        shares.append(job.balancers[0].plan().samples)
-        job.round()
-    # The table of round 1 is the first with speeds; its plan is that of round 1 + 1 + 2.
-    assert shares == [(20, 20)] * 4 + [(25, 15)] * 2
-
-
 def test_weights_and_rescaling_give_the_mean_over_all_samples():
     """Gradients 1, 2, 3, … of single samples, accumulated as the frameworks do, give their plain mean."""
     plan = RoundPlan((5, 3), (3, 1))
@@ -263,11 +251,8 @@ def test_ranks_with_another_order_of_the_data_stop_with_an_error_that_names_them
 @pytest.mark.parametrize(
     ("own", "message"),
     [
-        (
-            {"settings": 0.1},
-            r"ranks \[1\].*hyper-parameters.*all ranks",
-        ),
-        ({"witness": 1.01, "bits": 3}, r"ranks \[1\].* parameters.*rank 0.*all ranks"),
+        ({"settings": 0.1}, r"ranks \[1\].*hyper-parameters"),
+        ({"witness": 1.01, "bits": 3}, r"ranks \[1\].* parameters"),
     ],
 )
 def test_ranks_that_update_unlike_are_told_so(own, message):
@@ -348,10 +333,8 @@ def test_calls_out_of_order_say_what_was_expected(calls, message):
         steps[calls[-1]]()
 
 
-def test_plans_beyond_the_lead_and_a_late_change_of_it_are_refused():
+def test_a_late_change_of_the_lead_is_refused():
     job = Job(BSP(), [1.0], 4)
-    with pytest.raises(RoundStateError, match=r"0 rounds ahead.* 1\b"):
-        job.balancers[0].plan(1)
     job.round()
     with pytest.raises(RoundStateError, match=r"0 rounds ahead.*num_workers"):
         job.balancers[0].set_lead(1)
@@ -579,18 +562,10 @@ def test_a_resumed_balancer_plans_as_the_first_would_have():
         assert job.balancers[0].plan() == again.balancers[1].plan()
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"policy": "bsp"}, r"\{'policy': 'bsp'\}.*\{'policy': 'lb-bsp'\}"),
-        ({"global_batch": 7}, "'global_batch': 7"),
-        ({"plans": []}, "num_workers"),
-        ({"version": 0}, r"version 0.*resume"),
-    ],
-)
-def test_the_state_of_another_training_is_refused(change, message):
+@pytest.mark.parametrize(("change", "named"), [({"plans": []}, "num_workers"), ({"version": 0}, "version 0")])
+def test_the_state_of_another_version_or_lead_is_refused(change, named):
     balancer = Job(LBBSP(), [300.0, 100.0], 120).balancers[0]
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=named):
         balancer.load_state_dict(balancer.state_dict() | change)
 
 

@@ -129,19 +129,8 @@ def test_a_number_of_the_users_own_is_kept():
     assert [pace.is_due("auto", rounds) for rounds in (6, 7)] == [False, True]
 
 
-@pytest.mark.parametrize(
-    ("value", "error", "message"),
-    [
-        ("often", ValueError, r"commits.* 'often'.*give 1"),
-        (
-            0,
-            ValueError,
-            r"commits.* 0\b.*'auto'.*give 1",
-        ),
-        (1.5, TypeError, r"commits.* 1\.5.*give 1"),
-    ],
-)
-def test_what_is_no_number_of_rounds_is_refused(value, error, message):
-    with pytest.raises(error, match=message):
+@pytest.mark.parametrize(("value", "error"), [("often", ValueError), (0, ValueError), (1.5, TypeError)])
+def test_what_is_no_number_of_rounds_is_refused(value, error):
+    with pytest.raises(error, match=r"commits.*give 1"):
         every("commits", value, way_out="give 1")
     assert (every("commits", "auto", way_out=""), every("commits", 5, way_out="")) == ("auto", 5)

@@ -50,8 +50,6 @@ def test_only_short_memory_is_short_memory(error, expected):
 
 
 def test_what_cannot_be_done_again_names_rank_moment_and_size():
-    error = not_done_again(7, 2, 64, "while gradients were summed")
-    assert str(error) == (
-        "round 7: rank 2 ran out of memory while gradients were summed; set max_micro_batch of the policy below 64, or "
-        "free memory"
-    )
+    error = str(not_done_again(7, 2, 64, "while gradients were summed"))
+    assert error.startswith("round 7: rank 2 ran out of memory while gradients were summed; set max_micro_batch")
+    assert "below 64" in error

@@ -264,10 +264,7 @@ def test_the_tolerance_is_taken_as_it_is_given(tolerance, iterations):
 
 def test_a_superstep_that_no_table_could_count_is_refused_at_construction():
     assert ElasticBSP(240).first(2, 69905).total == 69905
-    with pytest.raises(
-        ValueError,
-        match=r"lookahead.*16777216.*lookahead=240.*70000.*lookahead=239",
-    ):
+    with pytest.raises(ValueError, match="lookahead=239"):
         ElasticBSP(240).first(2, 70000)
 
 
@@ -293,7 +290,6 @@ def test_local_updates_are_in_the_plan():
         (lambda: SelfAdaptive(10).first(2, 8), r"global_batch.* 10\b.* 8\b"),
         (lambda: SelfAdaptive(10, start=[3, 3]), r"start.*total=10"),
         (lambda: SelfAdaptive(start=[3, 3]).first(3, 9), r"start.* 2 .* 3 "),
-        (lambda: SelfAdaptive(drift=0), "drift"),
         (lambda: NonBlocking(0), "micro_batches"),
         (lambda: NonBlocking(8).first(2, 15), r"global_batch.* 16\b.*lower micro_batches"),
         (lambda: NonBlocking(8, scaling="fair"), r"scaling.* 'fair'"),

@@ -279,10 +279,7 @@ def test_a_training_that_fails_is_logged_and_the_next_one_runs(caplog):
         ({"retrain_every": 0}, "retrain_every"),
         ({"warm_start": "elsewhere"}, "warm_start"),
         ({"warm_start": {"predictor": "ema", "version": 1}}, r"warm_start.*narx"),
-        (
-            {"warm_start": {"predictor": "narx", "version": 3, "parameters": [1.0]}},
-            r"parameters.* 13 ",
-        ),
+        ({"warm_start": {"predictor": "narx", "version": 3, "parameters": [1.0]}}, r"parameters.* 13 "),
     ],
 )
 def test_bad_options_are_errors_that_name_them(options, message):

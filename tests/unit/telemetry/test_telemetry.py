@@ -65,7 +65,7 @@ def test_a_former_run_is_kept_under_another_name(tmp_path):
 def test_jobs_that_begin_at_the_same_moment_on_one_path_lose_no_run(tmp_path):
     """Threads in the place of jobs; each has a number of rounds of its own."""
     jobs = 8
-    for time in range(25):
+    for time in range(10):
         path, begin = tmp_path / str(time) / "run.jsonl", threading.Barrier(jobs)
 
         def job(rounds, path=path, begin=begin):
