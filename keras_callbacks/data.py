@@ -96,9 +96,9 @@ def resize_batches(
     balancer = session.balancer
     is_stream = isinstance(data, tf.data.Dataset) or is_sequence(data)
     _check_options(data, session, is_stream, stream, padding_values, weight_of)
-    prefetch = _checked_prefetch(session, prefetch, is_stream)
     if cost_of is None and max_micro_batch_cost is not None:
         raise ValueError(NO_COSTS)
+    prefetch = _checked_prefetch(session, prefetch, is_stream)
     balancer.set_lead(prefetch)
 
     def rounds_of(order: SampleOrder, batch_of: Callable[[Any], Any], **options: Any) -> RoundQueue:
@@ -144,8 +144,8 @@ def _check_options(
         raise TypeError(f"weight_of must be a function of a batch, got {weight_of!r}; write weight_of=lambda x, y: …")
     if weight_of is not None and not session.weighs:
         raise ValueError(
-            f"weight_of does not go with policy {session.policy.name!r} and this sync, which do not average gradients "
-            "by their weights alone; leave it out, or use policy='lb-bsp' and sync='allreduce'"
+            f"weight_of does not go with policy {session.policy.name!r} and this sync; leave it out, or use "
+            "policy='lb-bsp' and sync='allreduce'"
         )
 
 
@@ -239,24 +239,14 @@ def _tensors(data: Any) -> tuple[Any, int]:
     if isinstance(data, tuple):
         data = tuple(part for part in data if part is not None)  # (x, y, None) is (x, y)
     leaves = tf.nest.flatten(data)
-    lengths = set()
-    for leaf in leaves:
-        shape = getattr(leaf, "shape", None)
-        if not shape:  # no array at all, or one of no dimension
-            way_out = "turn lists into arrays by np.asarray"
-            if hasattr(leaf, "__len__") and hasattr(leaf, "__getitem__") and not isinstance(leaf, str | bytes):
-                way_out = "derive its class from keras.utils.PyDataset, whose items are batches"
-            elif callable(leaf) or hasattr(leaf, "__iter__"):
-                way_out = (
-                    "for a generator write tf.data.Dataset.from_generator(function, output_signature=…), where the "
-                    "function yields single samples, again whenever it is called; behind one that yields batches put "
-                    ".unbatch()"
-                )
-            raise TypeError(
-                "data must be arrays or tensors with a sample in each row, a tf.data.Dataset of single samples, or a "
-                f"keras.utils.PyDataset; got {type(leaf).__name__}: {way_out}"
-            )
-        lengths.add(int(shape[0]))
+    if others := [leaf for leaf in leaves if not getattr(leaf, "shape", None)]:  # no array, or one of no dimension
+        raise TypeError(
+            "data must be arrays or tensors with a sample in each row, a tf.data.Dataset of single samples, or a "
+            f"keras.utils.PyDataset of batches; got {type(others[0]).__name__}. Turn lists into arrays by np.asarray; "
+            "make a dataset of a generator by tf.data.Dataset.from_generator(function, output_signature=…), and put "
+            ".unbatch() behind one that yields batches"
+        )
+    lengths = {int(leaf.shape[0]) for leaf in leaves}
     if len(lengths) != 1:
         raise ValueError(f"all arrays of data must hold equally many samples, got {sorted(lengths)}; cut them alike")
     # Separate tensors, not constants of the graph, which are limited to two gigabytes and copied.

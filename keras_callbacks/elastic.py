@@ -49,8 +49,7 @@ from keras_callbacks.keras_versions import (
 from keras_callbacks.load_balance import LoadBalance
 from keras_callbacks.session import FitSession
 from keras_callbacks.start import average, start_alike
-from keras_callbacks.step.failures import failures_told
-from keras_callbacks.tensorflow_wire import TensorFlowWire
+from keras_callbacks.tensorflow_wire import TensorFlowWire, failures_told
 
 logger = logging.getLogger(__name__)
 

@@ -233,8 +233,7 @@ def loss_passes_through(model: Any, weigh: Callable[[Any], Any]) -> Callable[[],
         for name in between
     ):
         return lambda: None
-    name = between[0]
-    former = getattr(optimizer, name)
+    former = getattr(optimizer, between[0])
 
     def scale_loss(loss: Any) -> Any:
         return former(weigh(loss))
@@ -245,11 +244,7 @@ def loss_passes_through(model: Any, weigh: Callable[[Any], Any]) -> Callable[[],
                 loss = weigh(loss)
         return former(loss, var_list, tape)
 
-    def undo() -> None:
-        optimizer.__dict__.pop(name, None)
-
-    object.__setattr__(optimizer, name, scale_loss if keras_3 else compute_gradients)
-    return undo
+    return replace_attribute(optimizer, between[0], scale_loss if keras_3 else compute_gradients)
 
 
 def losses_pass_through(model: Any, wrap: Callable[[Any], Any]) -> Callable[[], None]:
@@ -275,13 +270,13 @@ def losses_pass_through(model: Any, wrap: Callable[[Any], Any]) -> Callable[[], 
         pass_through(wrap)
 
     def undo() -> None:
-        container.__dict__.pop("build", None)
+        put_back()
         if container.built:
             pass_through(lambda loss: getattr(loss, "plain", loss))
 
     if container.built:
         pass_through(wrap)
-    container.build = as_it_is(build_and_wrap)
+    put_back = replace_attribute(container, "build", as_it_is(build_and_wrap))
     return undo
 
 
@@ -317,17 +312,23 @@ def gradients_pass_through(optimizer: Any, receive: Receiver, wrapped_by: Any) -
             gradients, variables, lambda reduced: own(list(zip(reduced, variables, strict=True)), *args, **options)
         )
 
-    def undo() -> None:
-        if optimizer.__dict__.get(name) is mine:
-            del optimizer.__dict__[name]
-            optimizer.__dict__.update(former)
-
-    former = {name: optimizer.__dict__[name]} if name in optimizer.__dict__ else {}
     # tf_keras converts a user's own step, and with it all of this package that the step calls: 2 s a rank.
     mine: Any = as_it_is(apply if by_apply else apply_gradients)
     mine.wrapped_by = wrapped_by
-    object.__setattr__(optimizer, name, mine)
-    return undo
+    return replace_attribute(optimizer, name, mine)
+
+
+def replace_attribute(owner: Any, name: str, value: Any) -> Callable[[], None]:
+    """Set an attribute of this object alone, unseen by Keras; return a function that puts the former one back."""
+    former = {name: owner.__dict__[name]} if name in owner.__dict__ else {}
+    object.__setattr__(owner, name, value)
+
+    def put_back() -> None:
+        if owner.__dict__.get(name) is value:
+            del owner.__dict__[name]
+            owner.__dict__.update(former)
+
+    return put_back
 
 
 def rate_times(optimizer: Any, factor: tf.Variable, wrapped_by: Any) -> Callable[[], None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -42,7 +43,7 @@ class LearningRateSchedule(tf.keras.callbacks.Callback):  # type: ignore[misc]
         self.initial_lr = initial_lr
         self.multiplier = multiplier
         self.start_epoch = start_epoch
-        self.end_epoch = end_epoch
+        self.end_epoch: float | None = end_epoch
         self.staircase = staircase
         self._epoch = 0
 
@@ -91,17 +92,6 @@ class LearningRateWarmup(LearningRateSchedule):
         super().__init__(
             initial_lr,
             lambda epoch: small + (1.0 - small) * min(epoch / warmup_epochs, 1.0),
-            end_epoch=warmup_epochs + 1,
             staircase=False,
         )
-        self.warmup_epochs = warmup_epochs
-
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Set the rate of this step, while the warm-up lasts."""
-        if self._epoch < self.warmup_epochs:
-            super().on_train_batch_begin(batch, logs)
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Set the rate of this epoch's first step; the full one with the first step after the warm-up."""
-        if epoch <= self.warmup_epochs:
-            super().on_epoch_begin(epoch, logs)
+        self.end_epoch = math.nextafter(warmup_epochs, math.inf)  # the full rate comes with the first step after it

@@ -129,7 +129,7 @@ class LoadBalance(Face, tf.keras.callbacks.Callback):  # type: ignore[misc]
         if not isinstance(data, BalancedDataset):
             raise ValueError(
                 f"data must come from resize_batches, whose batches follow the plan, got {type(data).__name__}; write "
-                "balance.batches(resize_batches((x, y), balance))"
+                "balance.batches(resize_batches((x, y), balance)), with map behind resize_batches at most"
             )
         if data.queue.cuts:
             raise ValueError(
@@ -209,15 +209,12 @@ class LoadBalance(Face, tf.keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_test_end(self, logs: Any = None) -> None:
         """End an evaluation, which may have had no batch on this rank."""
-        if self._session.evaluation is not None:
-            self._session.evaluation.ends()
+        self._session.evaluation.ends()
 
     def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Begin an evaluation, or go on with it: its figures are not complete."""
-        if self._session.evaluation is not None:
-            self._session.evaluation.step_begins(batch)
+        self._session.evaluation.step_begins(batch)
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
         """Finish the evaluation's figures if this was its last batch."""
-        if self._session.evaluation is not None:
-            self._session.evaluation.step_ends(logs or {})
+        self._session.evaluation.step_ends(logs or {})

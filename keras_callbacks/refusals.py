@@ -109,16 +109,11 @@ def check_layers(model: Any, policy: str, *, gathers: bool = False) -> None:
             "as GroupNormalization, or leave synchronized out: each rank then normalises by its own samples"
         )
     waiting = [layer.name for layer in model._flatten_layers() if isinstance(layer, hvd.SyncBatchNormalization)]
-    if waiting and gathers and policy == "bsp":
+    if waiting and (gathers or policy != "bsp"):
+        what = f"policy {policy!r}" if policy != "bsp" else "max_micro_batch (or max_micro_batch_cost)"
         raise ValueError(
-            "max_micro_batch and max_micro_batch_cost do not go with Horovod's SyncBatchNormalization, here "
-            f"{', '.join(waiting)}: ranks do unequal numbers of micro-batches, and would wait in it forever. Leave the "
-            "limit out, or use a normalisation that needs no other rank, such as GroupNormalization"
-        )
-    if waiting and policy != "bsp":
-        raise ValueError(
-            f"policy {policy!r} does not go with Horovod's SyncBatchNormalization, here {', '.join(waiting)}: it "
-            "weighs ranks alike whatever they hold, and waits for the slowest, so that all seem equally slow; use "
-            "policy='bsp', a normalisation that needs no other rank, such as GroupNormalization, or "
-            "torch_hooks.SyncBatchNorm with a model in PyTorch"
+            f"{what} does not go with Horovod's SyncBatchNormalization, here {', '.join(waiting)}: it weighs ranks "
+            "alike whatever they hold, and waits for the slowest, so that all seem equally slow, or forever for one "
+            "with fewer micro-batches; use policy='bsp' without them, a normalisation that needs no other rank, such "
+            "as GroupNormalization, or torch_hooks.SyncBatchNorm with a model in PyTorch"
         )

@@ -23,6 +23,9 @@ from keras_callbacks.tensorflow_wire import TensorFlowWire
 class FitSession(Session):
     """One rank's part of one training, in ``fit`` or in a user's own loop; options are ``Session``'s."""
 
+    evaluation: Evaluation
+    """The figures of evaluations in ``fit``, once a model is wrapped."""
+
     def __init__(
         self, policy: Any, global_batch: Any, callback: Any, local_layers: Sequence[Any], **options: Any
     ) -> None:
@@ -41,7 +44,6 @@ class FitSession(Session):
         self.course = FitCourse(wire, self.prefix, callback)
         self.calls = RoundCalls(self, self.course, device, apart=devices > 0)
         self.common_start = CommonStart(wire, self.prefix, tuple(local_layers))
-        self.evaluation: Evaluation | None = None
         self.elastic = False
         """Whether an elastic state follows this training."""
         self._all_reduce = GraphAllreduce(self.calls)

@@ -1,4 +1,10 @@
-"""The train function of ``fit``, wrapped: what happens in Python before and after a round in the graph."""
+"""The train function of ``fit``, wrapped: what happens in Python before and after a round in the graph.
+
+A round that does not fit in this rank's memory is done again, in smaller micro-batches. TensorFlow gives up all of a
+step in which memory runs short, also what earlier micro-batches have gathered. If gradients leave once all are
+gathered, none has left by then. So the whole round is done again, on the same batch; what the failed step has changed
+(sums of metrics, running statistics, seeds) is put back first.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +14,14 @@ from typing import Any
 import tensorflow as tf
 
 from hvd_hetero.errors import RoundStateError
+from hvd_hetero.measurement.memory_errors import is_out_of_memory
 from keras_callbacks.course import EPOCH_IS_OVER
 from keras_callbacks.keras_versions import advanced_variables, names_of, tf_variables, trained_variables
-from keras_callbacks.metrics.of_all_ranks import JoinedMetrics
+from keras_callbacks.metrics.of_all_ranks import JoinedMetrics, values_of
 from keras_callbacks.pipeline.balanced_dataset import BalancedDataset
 from keras_callbacks.pipeline.queue import TOO_FAR_AHEAD
 from keras_callbacks.session import FitSession
-from keras_callbacks.step.failures import told
-from keras_callbacks.step.memory_shortage import MemoryShortage
+from keras_callbacks.tensorflow_wire import told
 
 
 def _use_source(session: FitSession, iterator: Any) -> int | None:
@@ -29,8 +35,10 @@ def _use_source(session: FitSession, iterator: Any) -> int | None:
         return None
     if not isinstance(source, BalancedDataset):
         raise RoundStateError(
-            "the batches of this fit do not come from resize_batches: pass its result to fit as it is, or with map and "
-            "repeat: model.fit(resize_batches((x, y), balance), callbacks=[balance])"
+            f"the batches of this fit do not come from resize_batches, but from {type(source).__name__}: write "
+            "model.fit(resize_batches((x, y), balance), callbacks=[balance]), with map and repeat behind it at "
+            "most. Whatever else changes batches (filter, cache, …) is done to the samples before; to train on less "
+            "of an epoch, give fit steps_per_epoch"
         )
     if source.queue.balancer is not session.balancer:
         raise RoundStateError(
@@ -63,7 +71,6 @@ class RoundFunction:
         self._function = function
         self._model = model
         self._figures = figures
-        self._shortage = MemoryShortage(session.calls, lambda: figures.changed or self._marked(), lambda: figures.found)
         self._iterator: Any = None
         self._left: int | None = None
         self._open = False
@@ -88,7 +95,7 @@ class RoundFunction:
         kept = {v._unique_id: (v, v.numpy()) for v in self._marked()} if samples == 0 else {}
         calls.prepare()
         try:
-            logs = self._shortage.survived(self._function, iterator)
+            logs = self._step(iterator)
         except Exception as error:
             failure, calls.host.failure = calls.host.failure, None
             if failure is None:
@@ -132,9 +139,30 @@ class RoundFunction:
         found, self._of_epoch = self._of_epoch, None
         return found
 
+    def _step(self, iterator: Any) -> Any:
+        """Call the train function, and again as often as memory runs short, if the round can be repeated."""
+        calls, figures = self.session.calls, self._figures
+        kept = values_of(figures.changed or self._marked()) if calls.micro_batches.repeats else {}
+        while True:
+            try:
+                return self._function(iterator)
+            except Exception as error:
+                if calls.host.failure is not None or not is_out_of_memory(error) or not calls.begin_again():
+                    raise
+            # Tracing, in the first round, finds more than was known before it.
+            for variable, value in (figures.found | kept).values():
+                variable.assign(value)
+            iterator = _of_one_batch(calls.micro_batches.batch, iterator.element_spec)
+
     def _marked(self) -> list[Any]:
         model = self._model
         trained = set(names_of(trained_variables(model)))
         plain = [v for v in advanced_variables(model) if v._unique_id not in trained]  # not Keras's, perhaps
         marked = [*self._figures.state(), *tf_variables(model.non_trainable_variables), *plain]
         return list({v._unique_id: v for v in marked}.values())
+
+
+def _of_one_batch(parts: tuple[Any, ...], spec: Any) -> Any:
+    """Return an iterator over this batch alone, of the type that the train function was traced for."""
+    batch = tf.nest.pack_sequence_as(spec, list(parts), expand_composites=True)
+    return iter(tf.data.Dataset.from_generator(lambda: iter([batch]), output_signature=spec))

@@ -14,12 +14,12 @@ from keras_callbacks.keras_versions import (
     gradients_pass_through,
     loss_passes_through,
     losses_pass_through,
+    replace_attribute,
     trained_variables,
 )
 from keras_callbacks.metrics.of_all_ranks import Evaluation, JoinedMetrics, global_results
 from keras_callbacks.pipeline.balanced_dataset import refuses_resized
 from keras_callbacks.session import FitSession
-from keras_callbacks.step.failures import failures_told
 from keras_callbacks.step.graph import GraphRound
 from keras_callbacks.step.graph_synchroniser import (
     GraphAllreduce,
@@ -28,6 +28,7 @@ from keras_callbacks.step.graph_synchroniser import (
     GraphSynchroniser,
 )
 from keras_callbacks.step.weights import Weights, common_count
+from keras_callbacks.tensorflow_wire import failures_told
 from keras_callbacks.train_function import RoundFunction
 
 
@@ -76,17 +77,17 @@ def wrap(session: FitSession, model: Any) -> None:
     of_steps, of_tests = figures(), figures()
     step: Any = graph.train_step(model.train_step, of_steps)
     step.wrapped_by = session
-    session.on_release(_set(model, "train_step", step))
-    session.on_release(_set(model, "test_step", _observed(model.test_step, of_tests)))
+    session.on_release(replace_attribute(model, "train_step", step))
+    session.on_release(replace_attribute(model, "test_step", _observed(model.test_step, of_tests)))
     model.make_train_function(force=True)
     model.train_function = function = RoundFunction(session, model, model.train_function, of_steps)
-    session.evaluation = evaluation = Evaluation(of_tests, session.course.evaluated)
-    results = global_results(model.get_metrics_result, evaluation.close, function.close_epoch)
-    session.on_release(_set(model, "get_metrics_result", results))
+    session.evaluation = Evaluation(of_tests, session.course.evaluated)
+    results = global_results(model.get_metrics_result, session.evaluation.close, function.close_epoch)
+    session.on_release(replace_attribute(model, "get_metrics_result", results))
     model.test_function = None  # it may be the plain step's
     evaluate = refuses_resized(failures_told(lambda: session.elastic)(model.evaluate))
-    session.on_release(_set(model, "evaluate", evaluate))
-    session.on_release(_set(model, "predict", refuses_resized(model.predict)))
+    session.on_release(replace_attribute(model, "evaluate", evaluate))
+    session.on_release(replace_attribute(model, "predict", refuses_resized(model.predict)))
 
     def forget_functions() -> None:
         model.train_function = model.test_function = None
@@ -109,14 +110,3 @@ def _synchroniser_of(session: FitSession, model: Any) -> GraphSynchroniser:
 
 def _observed(step: Callable[[Any], Any], figures: JoinedMetrics) -> Callable[[Any], Any]:
     return as_it_is(lambda data: figures.observed(as_keras_would(step), data))
-
-
-def _set(model: Any, name: str, value: Any) -> Callable[[], None]:
-    former = {name: model.__dict__[name]} if name in model.__dict__ else {}
-    object.__setattr__(model, name, value)
-
-    def undo() -> None:
-        model.__dict__.pop(name, None)
-        model.__dict__.update(former)
-
-    return undo

@@ -2,7 +2,7 @@
 
 What travels is state: the variables of every metric, which are joined so that they are those of one process which has
 seen the samples of all ranks. What a step tells of the joined state is then told by the step's own function of it
-(``keras_callbacks.metrics.step_results``), under whatever names.
+(``keras_callbacks.metrics.traced_step``), under whatever names.
 """
 
 from __future__ import annotations
@@ -24,8 +24,15 @@ from keras_callbacks.keras_versions import (
     tf_variables,
     trained_variables,
 )
-from keras_callbacks.metrics.reductions import Update, of_no_batch, updates_in, variables_of, weigh
-from keras_callbacks.metrics.step_results import Told
+from keras_callbacks.metrics.traced_step import (
+    Figures,
+    Update,
+    figures_in,
+    of_no_batch,
+    updates_in,
+    variables_of,
+    weigh,
+)
 from keras_callbacks.tensorflow_wire import TensorFlowWire
 
 logger = logging.getLogger(__name__)
@@ -48,7 +55,7 @@ class JoinedMetrics:
         self._gathers = gathers
         self._warned = warned
         self._local: Callable[[], dict[str, Any]] = model.get_metrics_result
-        self._told: Told | None = None
+        self._figures = Figures()
         self._names: set[str] = set()
         self._updates: dict[str, Update] = {}
         self._base: dict[str, Any] = {}
@@ -58,8 +65,8 @@ class JoinedMetrics:
         """Variables that the step advances, alike on all ranks: a copy that follows the weights, a count of steps."""
         self.in_step = False
         """True while a step runs."""
-        self._of_rounds: list[tf.Variable] = []  # means over rounds, by what micro-batches count
-        self._of_losses: list[tf.Variable] = []  # the same, in which a round counts by its samples
+        # Sums that are means over rounds, by what micro-batches count, and whether a round counts by its samples.
+        self._of_rounds: list[tuple[tf.Variable, bool]] = []
 
     def observed(
         self,
@@ -95,13 +102,12 @@ class JoinedMetrics:
                 of_losses = set(names_of(loss_totals(self._model))) - {u.variable._unique_id for u in per_batch}
                 totals = [updates[v] for v in of_losses & updates.keys()]
                 weigh(totals, tf.math.divide_no_nan(counted, of_samples))
-                self._of_rounds = [u.variable for u in per_batch]
-                self._of_losses = [u.variable for u in totals]
+                self._of_rounds = [(u.variable, False) for u in per_batch] + [(u.variable, True) for u in totals]
         return logs
 
     def read(self) -> dict[str, tf.Tensor]:
         """Return the present state, in the graph that is traced, and begin a round of several micro-batches."""
-        self._of_rounds, self._of_losses = [], []
+        self._of_rounds = []
         return {v._unique_id: v.read_value() for v in [*self.state(), *loss_totals(self._model)]}
 
     def correct(self, before: Mapping[str, tf.Tensor], factor: tf.Tensor, samples_done: tf.Tensor) -> None:
@@ -109,9 +115,9 @@ class JoinedMetrics:
 
         ``samples_done`` is the factor from its planned samples to its own.
         """
-        for variable in self._of_rounds + self._of_losses:
+        for variable, by_samples in self._of_rounds:
             if (value := before.get(variable._unique_id)) is not None:
-                by = factor * samples_done if any(variable is each for each in self._of_losses) else factor
+                by = factor * samples_done if by_samples else factor
                 variable.assign(value + (variable - value) * tf.cast(by, value.dtype))
 
     @property
@@ -126,7 +132,7 @@ class JoinedMetrics:
     def state(self) -> list[tf.Variable]:
         """Return the variables of all metrics: the model's, and those behind a step's figures; alike on all ranks."""
         found = {v._unique_id: v for v in tf_variables(v for metric in self._model.metrics for v in metric.variables)}
-        for variables in self._told.state.values() if self._told else ():
+        for variables in self._figures.of_state.values():
             found |= {v._unique_id: v for v in variables if v._unique_id not in found}
         return list(found.values())
 
@@ -136,7 +142,7 @@ class JoinedMetrics:
 
     def of_state(self) -> dict[str, Any]:
         """Return the figures that the present state makes."""
-        return self._local() if self._told is None or self._as_keras_says() else self._told.compute()
+        return self._local() if not self._names or self._as_keras_says() else self._figures.compute()
 
     def _as_keras_says(self) -> bool:
         """Return whether Keras takes the model's metrics for the step's figures: if names are the same."""
@@ -144,7 +150,7 @@ class JoinedMetrics:
 
     def is_of_the_batch(self, name: str) -> bool:
         """Return whether a figure belongs only to the latest batch."""
-        return self._told is not None and name not in self._told.state
+        return bool(self._names) and name not in self._figures.of_state
 
     def of_all_ranks(self, logs: dict[str, Any], samples: int) -> dict[str, Any]:
         """Join the state of all ranks, and return its figures; one collective.
@@ -186,7 +192,7 @@ class JoinedMetrics:
         others = {v._unique_id: v for v in [*tf_variables(model.weights), *optimizer_variables(model.optimizer)]}
         for v in metrics:
             others.pop(v._unique_id, None)
-        self._told = Told(graph, logs, handles, updates, others.values(), metrics)
+        self._figures = figures_in(graph, logs, handles, updates, others.values(), metrics)
         self._names = set(logs)
         self._updates = updates
         trained = trained_variables(model)
@@ -207,7 +213,7 @@ class JoinedMetrics:
         """Return the state of each metric; for state of none of the model's metrics, that behind each figure."""
         groups = {f"metric {m.name!r}": tf_variables(m.variables) for m in _single(self._model.metrics)}
         known = {v._unique_id for group in groups.values() for v in group}
-        for name, variables in self._told.state.items() if self._told else ():
+        for name, variables in self._figures.of_state.items():
             groups[f"what is told as {name!r}"] = [v for v in variables if v._unique_id not in known]
         return groups
 
@@ -244,7 +250,7 @@ class JoinedMetrics:
                     "as keras.metrics.Mean does, to have it of all samples",
                     name,
                 )
-        for name in self._told.partly_of_state if self._told else ():
+        for name in self._figures.partly_of_state:
             if name not in self._warned and not self._as_keras_says():
                 self._warned.add(name)
                 logger.warning(

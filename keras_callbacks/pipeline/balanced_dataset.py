@@ -1,4 +1,7 @@
-"""The result of ``resize_batches`` for ``fit``: only steps that keep number and order of its batches may follow."""
+"""The result of ``resize_batches`` for ``fit``: only steps that keep number and order of its batches may follow.
+
+What follows other steps is no ``BalancedDataset``, and refused where it is trained on.
+"""
 
 from __future__ import annotations
 
@@ -70,39 +73,6 @@ _NO_CALLBACK = (
     "callbacks of this fit hold no LoadBalance, so each rank would train alone: write "
     "model.fit(batches, callbacks=[balance]) for what comes from resize_batches"
 )
-_FEWER = "to train on less of an epoch, give fit steps_per_epoch; to use fewer samples, take them before resize_batches"
-_KEPT = "kept batches would keep the sizes of an old plan: cache the samples, before resize_batches"
-_OF_SAMPLES = (
-    "batch", "bucket_by_sequence_length", "choose_from_datasets", "flat_map", "group_by_window", "ignore_errors",
-    "interleave", "padded_batch", "ragged_batch", "rejection_resample", "scan", "sparse_batch", "unbatch", "unique",
-    "window",
-)  # fmt: skip
-_REFUSED = {
-    **dict.fromkeys(_OF_SAMPLES, "do it to the samples, before resize_batches"),
-    **dict.fromkeys(("skip", "take", "take_while"), _FEWER),
-    **dict.fromkeys(("cache", "snapshot"), _KEPT),
-    "concatenate": "concatenate the samples, before resize_batches",
-    "enumerate": "number the samples, before resize_batches",
-    "filter": "filter the samples, before resize_batches",
-    "rebatch": "its sizes are the plan's, set by global_batch of LoadBalance",
-    "shard": "resize_batches has shared the samples out among the ranks already",
-    "shuffle": "shuffle the samples before, or say resize_batches(…, shuffle=True)",
-}
-
-
-def _refuse(name: str, way_out: str) -> Callable[..., Any]:
-    def refused(self: BalancedDataset, *args: Any, **options: Any) -> Any:
-        raise ValueError(
-            f".{name}() follows resize_batches, whose batches the plan forms and all ranks count; {way_out}"
-        )
-
-    refused.__doc__ = "Refused."
-    return refused
-
-
-for _name, _way_out in _REFUSED.items():
-    if hasattr(tf.data.Dataset, _name):
-        setattr(BalancedDataset, _name, _refuse(_name, _way_out))
 
 
 def refuses_resized(evaluate: Callable[..., Any]) -> Callable[..., Any]:

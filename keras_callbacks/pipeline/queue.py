@@ -149,11 +149,7 @@ class RoundQueue:
     def take(self) -> Cut:
         """Return the next round, to be trained on now."""
         with self.lock:
-            if not self._known:
-                raise RoundStateError(
-                    "a batch came that was not cut: train by model.fit(resize_batches((x, y), balance), "
-                    "callbacks=[balance])"
-                )
+            assert self._known, "what trains has asked for the batch by `prepare`"
             cut, _ = self._known.popleft()
             self._used += 1
             self._fresh = False

@@ -114,27 +114,26 @@ class RoundCalls:
         return again
 
     def proceed(self, *weight: float) -> list[float]:
-        """End a micro-batch; begin another one, or end the round, by its plan or because another rank has.
+        """End a micro-batch, with its weight if that is not its samples; begin another one, or end the round.
 
-        With the micro-batch's weight, what is gathered is weighted.
+        It ends by its plan or because another rank has ended it. What is gathered is weighted by then.
         """
+        balancer = self.balancer
         if weight:
             self.weigh(*weight)
-        if self.balancer.closing or self.balancer.stop_early():
-            share = self.share()
-            if weight:
-                _, counts, planned, _, measured = share
-                share = [float(counts > 0), counts, planned, planned / counts if counts else 0.0, measured]
-            self.samples = self.balancer.samples_so_far
+        if balancer.closing or balancer.stop_early():
+            _, counts, planned, _, measured = self.share()
+            own = balancer.gradient.planned(balancer.work) / counts if counts else 0.0
+            self.samples = balancer.samples_so_far
             self.micro_batches.leaves = True
-            return [0.0, 0.0, 1.0, False, *share, 0.0]
-        self.balancer.pause()
+            return [0.0, 0.0, False, float(counts > 0), counts, planned, own, measured, 0.0]
+        balancer.pause()
         return self._begin_next(0.0)
 
     def _begin_next(self, input_s: float) -> list[float]:
         begin, size = self.micro_batches.begin_next(input_s)
         work = self.balancer.work
-        return [begin, size, self.balancer.gradient.rescale, True, *self.share(), work.samples / work.plan.total]
+        return [begin, size, True, *self.share(), work.samples / work.plan.total]
 
     def share(self) -> list[float]:
         """Return this rank's share of the round, if the current micro-batch is its last: `SHARE` numbers."""

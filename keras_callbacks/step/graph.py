@@ -32,10 +32,9 @@ from keras_callbacks.step.weights import Weights
 
 logger = logging.getLogger(__name__)
 
-# What a rank hears about the micro-batch that begins, or about the end: its slice of the batch, a factor for the
-# gradient gathered before it, whether it is one; this rank's share of the round (``RoundCalls.share``), with the weight
-# first; and the micro-batch's share of the round's samples.
-_BEGIN, _SIZE, _RESCALE, _MORE, _WEIGHT = range(5)
+# What a rank hears about the micro-batch that begins, or about the end: its slice of the batch, whether it is one; this
+# rank's share of the round (``RoundCalls.share``), with the weight first; and the micro-batch's share of the samples.
+_BEGIN, _SIZE, _MORE, _WEIGHT = range(4)
 _SHARE = slice(_WEIGHT, _WEIGHT + SHARE)
 _PLANNED = _WEIGHT + 2
 _PART = _WEIGHT + SHARE
@@ -117,7 +116,7 @@ class GraphRound:
         """Return the micro-batch's share in means over the round, as known after its step; and that of its samples."""
         if self._gathering:  # the sum over micro-batches is corrected once the round's weight is known
             weight = None if self._gathered is None else self._gathered[1]
-            return state[_PART] if weight is None else weight / state[_PLANNED], state[_PART]
+            return _part_of_round(state, weight), state[_PART]
         synchroniser = self._synchroniser
         if self._counted is None or synchroniser.correction is None:
             return state[_PART], state[_PART]
@@ -191,13 +190,11 @@ class GraphRound:
             self._state = None
             raise
         state = self._proceed(gradients, weight)
-        weighed = weight is not None
 
         def body(state: tf.Tensor, gradients: list[Gradient], logs: Any) -> tuple[Any, ...]:
             self._state = None  # micro-batches of the loop have samples
             more, weight, _, latest = self._gather(step, data, state, again=True)
-            rescale = None if weighed else state[_RESCALE]
-            total = [_added(a, b, rescale) for a, b in zip(gradients, more, strict=True)]
+            total = [_added(a, b) for a, b in zip(gradients, more, strict=True)]
             logs = self._over_micro_batches(logs, latest, state)
             return self._proceed(total, weight), total, logs
 
@@ -209,8 +206,8 @@ class GraphRound:
         )
         self._state = None
         reached = [v for v in variables if v is not None]
-        reduced = iter(self._synchronised(gradients, reached, state[_SHARE], weighed))
-        if weighed and self._synchroniser.correction is not None:
+        reduced = iter(self._synchronised(gradients, reached, state[_SHARE], weighed=True))
+        if weight is not None and self._synchroniser.correction is not None:
             self._figures.correct(before, self._synchroniser.correction, self._synchroniser.samples_done)
         if not self._calls.balancer.policy.updates_locally:
             update([None if v is None else next(reduced) for v in variables])
@@ -241,9 +238,8 @@ class GraphRound:
     ) -> tuple[list[Gradient], tf.Tensor | None, tuple[list[Any], Update], Any]:
         """Return the gradients of one micro-batch, its weight, the variables, what updates them, and the logs.
 
-        If a variable has no gradient, None stands for it. If the micro-batch weighs something else than its samples,
-        its gradients are weighted already: a sum over micro-batches needs no common units, and NaN of a mean over
-        nothing is gone.
+        If a variable has no gradient, None stands for it. Gradients are weighted already: a sum over micro-batches
+        needs no common units, and NaN of a mean over nothing is gone.
         """
         self._gathering, self._gathered = True, None
         try:
@@ -258,9 +254,7 @@ class GraphRound:
         self._gathered = None
         logs = tf.nest.map_structure(tf.convert_to_tensor, logs)
         reached = [None if g is None else v for g, v in zip(gradients, variables, strict=True)]
-        present = [g for g in gradients if g is not None]
-        if weight is not None:
-            present = scaled(present, weight / state[_PLANNED])
+        present = scaled([g for g in gradients if g is not None], _part_of_round(state, weight))
         return present, weight, (reached, update), logs
 
     def _update_locally(self, gradients: list[Any], update: Update) -> None:
@@ -314,14 +308,16 @@ def _has_custom_gradients(graph: Any) -> bool:
     return b"CustomGradient-" in graph.as_graph_def().SerializeToString()
 
 
-def _added(former: Gradient, new: Gradient, rescale: tf.Tensor | None) -> Gradient:
-    """Return the sum of what was gathered, in units of the whole, and the new gradient: rows are laid end to end."""
-    rows = isinstance(new, tf.IndexedSlices)
-    before = former.values if rows else former
-    before = before if rescale is None else before * tf.cast(rescale, before.dtype)
-    if not rows:
-        return before + new
-    values = tf.concat([before, new.values], 0)
+def _part_of_round(state: tf.Tensor, weight: tf.Tensor | None) -> tf.Tensor:
+    """Return what a micro-batch is of all that the round was to count: by its samples, unless it has a weight."""
+    return state[_PART] if weight is None else weight / state[_PLANNED]
+
+
+def _added(former: Gradient, new: Gradient) -> Gradient:
+    """Return the sum of what was gathered and the new gradient: rows are laid end to end."""
+    if not isinstance(new, tf.IndexedSlices):
+        return former + new
+    values = tf.concat([former.values, new.values], 0)
     return tf.IndexedSlices(values, tf.concat([former.indices, new.indices], 0), new.dense_shape)
 
 

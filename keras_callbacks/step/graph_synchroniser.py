@@ -57,9 +57,9 @@ class GraphSynchroniser(ABC):
     def _mean(
         self,
         tensors: list[tf.Tensor],
+        share: tf.Tensor,
         after: list[Any],
         of: Callable[[list[Any]], list[Any]] = list,
-        share: tf.Tensor | None = None,
         squares: Callable[[list[tf.Tensor], list[tf.Tensor]], list[tf.Tensor]] = lambda sent, sums: [],
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
         """Return the tensors' sums over all ranks, corrected from planned to actual samples; and the correction.
@@ -67,10 +67,10 @@ class GraphSynchroniser(ABC):
         Tensors leave in buckets, the last ones first, as the backward pass brings them; ``of`` makes what leaves
         from each bucket. A bucket waits for nothing but its own members, and the table for ``after``.
 
-        The correction is the balancer's answer to the table, or with the ``share`` given an early one, if there is a
-        bucket to carry it. ``squares`` makes what the balancer hears of the tensors that left and their sums. If the
-        clock is a device's (``calls.apart``), the table comes some time after the last gradient. So it travels by
-        itself and on the host.
+        The correction is the balancer's answer to the table, or an early one, if there is a bucket to carry the
+        samples. ``squares`` makes what the balancer hears of the tensors that left and their sums. If the clock is a
+        device's (``calls.apart``), the table comes some time after the last gradient. So it travels by itself and on
+        the host.
         """
         calls = self._calls
         backwards = tensors[::-1]
@@ -78,16 +78,15 @@ class GraphSynchroniser(ABC):
         parcels = [of([backwards[i] for i in bucket]) for bucket in buckets]
         takes_more = [_takes_more(parcel) for parcel in parcels]
         sent = [*itertools.chain(*parcels)]
-        carrier = None if share is None else self._carrier(takes_more)
+        carrier = self._carrier(takes_more)
         broken = []
-        if share is not None and calls.looks:  # but not of a stand-in, which weighs nothing
+        if calls.looks:  # but not of a stand-in, which weighs nothing
             broken = [_broken(parcels[carrier or 0][0] if parcels else after[-1]) * tf.sign(share[0])]
-        weighed = [] if share is None else [share]  # the row has the weight
-        row = calls.host.ask(
+        row = calls.host.ask(  # after the share, as the row has the weight
             calls.report, RoundTable.length(calls.balancer.workers) + 1, calls.learning_rate(), *broken,
-            after=[*weighed, *after], timed=True,
+            after=[share, *after], timed=True,
         )  # fmt: skip
-        if share is not None and carrier is not None:
+        if carrier is not None:
             flag = broken[0] if broken else 0.0
             ranks = tf.one_hot(calls.balancer.rank, calls.balancer.workers, flag, dtype=tf.float64)
             parcels[carrier].append(tf.cast(tf.concat([share[1:2], ranks], 0), parcels[carrier][0].dtype))
@@ -99,14 +98,14 @@ class GraphSynchroniser(ABC):
         with tf.device("CPU:0") if calls.apart else contextlib.nullcontext():
             sums.append(self._sum(parcels[-1], len(sums)))
         table = tf.cast(sums[-1].pop(), tf.float64)
-        counts = None if carrier is None else tf.cast(sums[carrier].pop(), tf.float64)
+        counts = None if carrier is None else sums[carrier].pop()
         summed = [*itertools.chain(*sums)]
         # The agreed round is over: a rank's work from then on is its update.
         answer = calls.host.ask(calls.agree, 3, table, *squares(sent, summed), after=summed if calls.apart else ())
         correction, self.samples_done = answer[0], answer[2]
         if calls.balancer.planner.goodput is not None:
             calls.rate_factor.assign(answer[1])
-        if share is not None and counts is not None:
+        if counts is not None:
             correction = self._early_correction(share, counts, looked=bool(broken))
         corrected = itertools.chain.from_iterable(scaled(bucket, correction) for bucket in sums if bucket)
         by_index = dict(zip(itertools.chain.from_iterable(buckets), corrected, strict=True))
@@ -162,12 +161,12 @@ class GraphAllreduce(GraphSynchroniser):
         # A weight of 0 gives 0, whatever NaN a stand-in has made.
         if weighed:
             sign = tf.sign(weight)
-            means, correction = self._mean(dense, dense + arrived, lambda bucket: scaled(bucket, sign), share, squares)
+            means, correction = self._mean(dense, share, dense + arrived, lambda bucket: scaled(bucket, sign), squares)
         else:
             weights = {dtype: tf.cast(weight, dtype) for dtype in {g.dtype: None for g in dense}}
             # One by one, so that none waits for another, and in place, since they are used only here.
             weighted = [tf.math.multiply_no_nan(g, weights[g.dtype]) for g in dense]
-            means, correction = self._mean(weighted, weighted + arrived, share=share, squares=squares)
+            means, correction = self._mean(weighted, share, weighted + arrived, squares=squares)
         self.correction = correction
         of_rows, whole = iter(scaled(gathered, correction)), iter(means)
         return [next(of_rows) if isinstance(g, tf.IndexedSlices) else next(whole) for g in gradients]
@@ -209,7 +208,7 @@ class GraphNeighbourAverage(GraphSynchroniser):
             )
             theirs = tf.linalg.matvec(tf.reshape(received, [most, size]), tf.cast(others, flat.dtype), transpose_a=True)
             mixed.append((group, theirs + tf.cast(own, flat.dtype) * flat))
-        _, correction = self._mean([], after=computed)
+        _, correction = self._mean([], share, computed)
         for group, flat in mixed:
             assign(group, flat)
         return scaled(gradients, share[0] * workers * correction)
@@ -227,7 +226,7 @@ class GraphLocalUpdates(GraphSynchroniser):
         variables = [v for v in self._variables() if v.dtype.is_floating]
         values = [v.read_value() for v in variables]  # after the update, which has written them
         weighted = scaled(values, share[1] / share[2])
-        for variable, value in zip(variables, self._mean(weighted, after=weighted)[0], strict=True):
+        for variable, value in zip(variables, self._mean(weighted, share, weighted)[0], strict=True):
             variable.assign(value)
         return gradients
 

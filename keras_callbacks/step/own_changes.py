@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_callbacks.keras_versions import names_of, tf_variables
-from keras_callbacks.metrics.reductions import variables_of
+from keras_callbacks.metrics.traced_step import variables_of
 
 _TAPE = "gradient_tape/"  # the scope of a tape's operations
 _WRITES = ("Assign", "ResourceApply", "ResourceScatter", "ResourceSparseApply")

@@ -75,6 +75,17 @@ TIMEOUT_S = 600.0
 LAST_RESORT_S = 30.0
 
 
+def pytest_collection_modifyitems(items):
+    """Let tests of a module that ask the same job for cases run one after the other."""
+    modules = list(dict.fromkeys(item.path for item in items))
+
+    def place(item):
+        params = item.callspec.params if hasattr(item, "callspec") else {}
+        return modules.index(item.path), params.get("outcomes", "")
+
+    items.sort(key=place)
+
+
 @pytest.fixture(scope="session")
 def real_stderr(pytestconfig):
     """Standard error as it is outside pytest's capture, whose files would be lost when the process is ended."""

@@ -8,12 +8,12 @@ import elastic_jobs
 import numpy as np
 import pytest
 from elastic_jobs import CONVERGES, INEXACT, JOIN, SAMPLES
+from keras_frameworks import KERAS_3, TF_KERAS
 from limits import KERAS_S
 from side_by_side import side_by_side
 
 pytestmark = pytest.mark.distributed
 RATE, MOMENTUM = 1 / 16, 7 / 8  # as a float32 holds them, through which Keras sends them
-KERAS_3, TF_KERAS = "Keras 3", "tf_keras"
 
 
 # Commits come after every second round of an epoch, and after its last one. Each way in which ranks average has one
@@ -51,7 +51,7 @@ def killed(request, jobs):
     return request.param[1], *jobs[request.param].result()
 
 
-@pytest.fixture(params=[(KERAS_3, "join")], ids=label)  # that a state is rank 0's: test_keras_conformance.py, on both
+@pytest.fixture(params=[(KERAS_3, "join")], ids=label)  # that a state is rank 0's: test_keras_behaviour.py, on both
 def joined(request, jobs):
     return jobs[request.param].result()
 

@@ -10,20 +10,23 @@ from pathlib import Path
 from typing import Any
 
 import horovod.tensorflow as hvd
+import keras_conformance
 import keras_devices
+import keras_differences
+import keras_elastic
+import keras_goodput
 import keras_history
 import keras_models
 import keras_ports
-import keras_refusals
 import keras_starts
 import keras_streams
-import numpy as np
+import keras_weights
 import tensorflow as tf
 from every_round import EveryRoundAnother
-from keras_fits import BATCH, FEATURES, SAMPLES, UNEQUAL, data, network, on_rank_0, spread, trained
+from keras_fits import BATCH, FEATURES, UNEQUAL, data, network, on_rank_0, spread, trained
 from pool import serve
 
-from keras_callbacks import LoadBalance, resize_batches, weighted_gradients
+from keras_callbacks import LoadBalance, resize_batches
 
 keras = tf.keras
 
@@ -115,110 +118,31 @@ def metrics_are_those_of_all_samples() -> dict:
     }
 
 
-def early_stopping_stops_all_ranks_together() -> dict:
-    history, balance = trained(
-        network(), keras.optimizers.SGD(0.0), epochs=9, policy=UNEQUAL,
-        callbacks=[keras.callbacks.EarlyStopping(monitor="loss", patience=1, min_delta=1e-3)],
-    )  # fmt: skip
-    return {"epochs": len(history["loss"]), "rounds": balance.rounds}
+def ranks_stop_together() -> dict:
+    """One model, traced once. Of each fit: epochs, rounds, and the difference between ranks."""
 
-
-def a_rank_that_stops_in_the_middle_takes_the_others_with_it() -> dict:
     class Stop(keras.callbacks.Callback):
+        """Stops rank 1."""
+
         def on_train_batch_end(self, batch, logs=None):
-            if hvd.rank() == 1 and batch == 2:
+            if how == "in the middle" and hvd.rank() == 1 and batch == 2:
                 self.model.stop_training = True
 
-    model = network()
-    history, balance = trained(model, "sgd", epochs=5, callbacks=[Stop()])
-    return {"epochs": len(history["loss"]), "rounds": balance.rounds, "spread": spread(model)}
-
-
-def a_rank_that_stops_at_the_end_of_an_epoch_takes_the_others_with_it() -> dict:
-    class Stop(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
-            if hvd.rank() == 1 and epoch == 1:
+            if how == "at the end" and hvd.rank() == 1 and epoch == 1:
                 self.model.stop_training = True
 
-    model = network()
+    alike = keras.callbacks.EarlyStopping(monitor="loss", patience=1, min_delta=1e3)
+    model, outcome, rounds = network(), {}, 0
     model.compile("sgd", "mse")
-    balance = LoadBalance(global_batch=BATCH)
-    history = model.fit(resize_batches(data(), balance), epochs=5, verbose=0, callbacks=[Stop(), balance])
-    return {"epochs": len(history.history["loss"]), "rounds": balance.rounds, "spread": spread(model)}
-
-
-def an_epoch_to_start_with_is_that_epoch() -> dict:
-    """Resuming at epoch 1 with the weights that epoch 0 ended with gives the samples, and so the weights, of three."""
-
-    class FirstEpoch(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch, logs=None):
-            if epoch == 0:
-                ended_with.extend(self.model.get_weights())
-
-    ended_with: list[np.ndarray] = []
-    model = network()
-    trained(model, keras.optimizers.SGD(0.1), policy=UNEQUAL, epochs=3, callbacks=[FirstEpoch()])
-    through = model.get_weights()
-    model.set_weights(ended_with)
-    trained(model, keras.optimizers.SGD(0.1), policy=UNEQUAL, epochs=3, initial_epoch=1)
-    pairs = zip(through, model.get_weights(), strict=True)
-    return {"difference": max(float(np.abs(a - b).max()) for a, b in pairs)}
-
-
-def a_dataset_of_samples_is_shared_out() -> dict:
-    """All ranks read the whole, and each sample goes to one of them."""
-    seen: list[int] = []
-
-    class Watched(keras.Model):
-        def train_step(self, batch):
-            tf.numpy_function(lambda i: seen.extend(i.ravel().tolist()), [batch[1]], [])
-            return super().train_step(batch)
-
-    inputs = keras.layers.Input((FEATURES,))
-    model = Watched(inputs, keras.layers.Dense(1)(inputs))
-    model.compile(keras.optimizers.SGD(0.0), "mse")
-    balance = LoadBalance(UNEQUAL, global_batch=10)
-    samples = tf.data.Dataset.from_tensor_slices((data()[0], np.arange(SAMPLES)[:, None]))
-    batches = resize_batches(samples, balance, shuffle=True)
-    model.fit(batches, epochs=2, verbose=0, callbacks=[balance])
-    return {
-        "seen": hvd.allgather_object(seen),
-        "rounds": balance.rounds,
-        "steps": int(batches.cardinality()),
-    }
-
-
-def a_loop_of_ones_own() -> dict:
-    """weighted_gradients, in a tf.function and without, gives what fit gives."""
-    weights = []
-    for compiled in (True, False, None):
-        keras.utils.set_random_seed(5 + hvd.rank())
-        model, optimizer = network(), keras.optimizers.SGD(0.1)
-        balance = LoadBalance(UNEQUAL, global_batch=BATCH)
-        batches = resize_batches(data(), balance, shuffle=True)
-        if compiled is None:
-            model.compile(optimizer, "mse")
-            model.fit(batches, epochs=2, verbose=0, callbacks=[balance], shuffle=False)
-        else:
-            optimizer.build(model.trainable_variables)
-            balance.start(model, optimizer)
-
-            def step(x, y, model=model, optimizer=optimizer, balance=balance):
-                with tf.GradientTape() as tape:
-                    loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
-                gradients = weighted_gradients(tape, loss, model.trainable_variables, balance)
-                optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
-
-            run = tf.function(step, reduce_retracing=True) if compiled else step
-            for _ in range(2):
-                for x, y in balance.batches(batches):
-                    run(x, y)
-        weights.append(np.concatenate([w.ravel() for w in model.get_weights()]))
-    return {
-        "compiled": float(np.abs(weights[0] - weights[2]).max()),
-        "eager": float(np.abs(weights[1] - weights[2]).max()),
-        "spread": spread(model),
-    }
+    balance = LoadBalance(UNEQUAL, global_batch=BATCH)
+    batches = resize_batches(data(), balance, shuffle=True)
+    for how in ("alike", "in the middle", "at the end"):
+        callbacks = [Stop(), balance, *([alike] if how == "alike" else [])]
+        losses = model.fit(batches, epochs=5, verbose=0, callbacks=callbacks).history["loss"]
+        outcome[how] = [len(losses), balance.rounds - rounds, spread(model)]
+        rounds = balance.rounds
+    return outcome
 
 
 def eager_training() -> dict:
@@ -227,19 +151,24 @@ def eager_training() -> dict:
     return {"spread": spread(model), "rounds": balance.rounds}
 
 
-PARTS = (keras_devices, keras_history, keras_models, keras_ports, keras_refusals, keras_starts, keras_streams)
+PARTS = (keras_devices, keras_differences, keras_models, keras_starts, keras_streams)
 
 
-def functions() -> dict[str, Callable[[], Any]]:
-    """All that this file and its parts define; those that take a folder get one that ranks share."""
+def cases() -> dict[str, Callable[[], Any]]:
+    """The functions of this file and its parts, and what some of these name."""
     known = {name: value for part in PARTS for name, value in vars(part).items()} | globals()
-    found = {name: partial(in_a_folder, value) for name, value in known.items() if callable(value)}
-    return found | keras_ports.CASES
+    found = {name: value for name, value in known.items() if callable(value)}
+    for part in (keras_history, keras_ports, keras_conformance, keras_elastic, keras_weights, keras_goodput):
+        found |= part.CASES
+    return {name: partial(in_float32, value) for name, value in found.items()}
 
 
-def in_a_folder(case: Callable[..., Any]) -> Any:
+def in_float32(case: Callable[..., Any]) -> Any:
+    """Unless the case says otherwise. One that takes a folder gets one that ranks share."""
+    keras.backend.set_floatx("float32")
+    keras.mixed_precision.set_global_policy("float32")
     keras.utils.set_random_seed(100 + hvd.rank())
-    if not case.__code__.co_argcount:
+    if not (hasattr(case, "__code__") and case.__code__.co_argcount):
         return case()
     with tempfile.TemporaryDirectory() as mine:
         folder = hvd.broadcast_object(mine, root_rank=0, name="folder")
@@ -250,4 +179,4 @@ def in_a_folder(case: Callable[..., Any]) -> Any:
 
 if __name__ == "__main__":
     keras_devices.make_place()
-    serve(hvd, functions())
+    serve(hvd, cases())

@@ -1,35 +1,28 @@
-"""One rank of the conformance tests: what Horovod's own tests of its Keras side expect, of this package's names."""
+"""The part of ``keras_behaviour.py`` about what Horovod's own tests of its Keras side expect."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import horovod.tensorflow as hvd
-import keras_elastic
 import numpy as np
 import tensorflow as tf
 from keras_fits import Start, on_rank_0
-from pool import serve
 
 from hvd_hetero.policies import StaticAllocation
-from keras_callbacks import LearningRateSchedule, LearningRateWarmup, LoadBalance, resize_batches
+from keras_callbacks import LoadBalance, resize_batches
 
 keras = tf.keras
 BATCH = 8
 
 
-def everywhere(arrays: list[np.ndarray]) -> np.ndarray:
-    """The concatenated arrays of all ranks, a row per rank."""
-    return np.stack(hvd.allgather_object(np.concatenate([np.asarray(a).ravel() for a in arrays])))
-
-
 def spread(arrays: list[np.ndarray]) -> float:
-    every = everywhere(arrays)
+    every = np.stack(hvd.allgather_object(np.concatenate([np.asarray(a).ravel() for a in arrays])))
     return float(np.abs(every - every[0]).max())
 
 
-def fit(model: Any, arrays: Any, policy: Any = "bsp", callbacks: Any = (), **options: Any) -> Any:
-    local = options.pop("local_layers", ())
+def fit(model: Any, arrays: Any, policy: Any = "bsp", callbacks: Any = (), *, local: Any = (), **options: Any) -> Any:
     balance = LoadBalance(policy, global_batch=BATCH, local_layers=local)
     batches = resize_batches(arrays, balance)
     return model.fit(batches, verbose=0, shuffle=False, callbacks=[balance, *callbacks], **options).history
@@ -47,37 +40,7 @@ def linear(rate: float = 1.0, layers: int = 1, **options: Any) -> Any:
     return model
 
 
-def learning_rates_warm_up_and_follow_a_schedule() -> dict:
-    rates, steps = [], []
-
-    class Note(keras.callbacks.Callback):
-        def on_train_batch_begin(self, batch, logs=None):
-            steps.append(float(tf.convert_to_tensor(self.model.optimizer.learning_rate)))
-
-        def on_epoch_end(self, epoch, logs=None):
-            rates.append(logs["learning_rate"])
-
-    x = np.random.default_rng(7).random((5 * BATCH, 3)).astype("float32")
-    initial = 0.1 * hvd.size()
-    callbacks = [
-        LearningRateWarmup(initial, warmup_epochs=3),
-        LearningRateSchedule(initial, 1e-1, start_epoch=3, end_epoch=5),
-        LearningRateSchedule(initial, 1e-2, start_epoch=5, end_epoch=7),
-        LearningRateSchedule(initial, lambda epoch: epoch, start_epoch=7, end_epoch=10),
-        Note(),
-    ]
-    model = linear(initial)
-    model.compile(keras.optimizers.Adam(), "mse", metrics=["mae"])
-    history = fit(model, (x, x), "lb-bsp", callbacks, epochs=10)
-    return {
-        "initial": initial,
-        "rates": rates,
-        "warm-up": steps[:15],
-        "loss spread": spread([np.array(history["loss"]), np.array(history["mae"])]),
-    }
-
-
-def embeddings(policy: Any, optimizer: Any) -> dict:
+def embeddings(shares: list[int], options: dict[str, Any]) -> dict:
     """Gradients of embeddings, which have rows only where the rank's batch has words; against Keras in one process.
 
     Keras keeps the parts of a word that occurs twice apart, and clips by the norm of the parts; Keras 3 also takes the
@@ -90,11 +53,13 @@ def embeddings(policy: Any, optimizer: Any) -> dict:
     def network() -> Any:
         keras.utils.set_random_seed(1)
         inputs = keras.layers.Input((10,), dtype="int32")
-        return keras.Model(inputs, keras.layers.Embedding(50, 4)(inputs))
+        model = keras.Model(inputs, keras.layers.Embedding(50, 4)(inputs))
+        kinds = {"Adam": keras.optimizers.Adam, "AdamW": keras.optimizers.AdamW}
+        model.compile(kinds[options["name"]](0.1, **options), "mse")
+        return model
 
     def alone() -> tuple[np.ndarray, bool]:
         single = network()
-        single.compile(optimizer(), "mse")
         for batch in range(8):
             rows = slice(batch % 4 * BATCH, (batch % 4 + 1) * BATCH)
             single.train_on_batch(x[rows], y[rows])
@@ -105,8 +70,7 @@ def embeddings(policy: Any, optimizer: Any) -> dict:
 
     model = network()
     start = model.get_weights()[0]
-    model.compile(optimizer(), "mse")
-    fit(model, (x, y), policy, epochs=2)
+    fit(model, (x, y), StaticAllocation(shares), epochs=2)
     expected, sparse = on_rank_0(alone)
     (found,) = model.get_weights()
     return {
@@ -117,27 +81,13 @@ def embeddings(policy: Any, optimizer: Any) -> dict:
     }
 
 
-def an_optimizer_keeps_its_class_and_its_configuration() -> dict:
-    model = linear()
-    optimizer = keras.optimizers.Adam(0.01, beta_1=0.8, clipnorm=1.0)
-    before = optimizer.get_config()
-    model.compile(optimizer, "mse")
-    fit(model, (np.ones((BATCH, 3), "float32"),) * 2)
-    copy = type(optimizer).from_config(optimizer.get_config())
-    return {
-        "class": type(optimizer).__name__,
-        "same": all(optimizer.get_config()[k] == v for k, v in before.items() if k != "learning_rate"),
-        "copy": copy.get_config() == optimizer.get_config(),
-    }
-
-
 def layers_of_a_ranks_own() -> dict:
     """Neither broadcast nor synchronised, for two of three layers; the other one is both."""
     x = np.random.default_rng(7).random((2 * BATCH, 3)).astype("float32")
     outcome = {}
     model = linear(1e-3, layers=3)
     own = model.layers[2:]  # the last ones, which gradients reach though all weights are zero
-    fit(model, (x, x), StaticAllocation([3, 1]), [Start()], local_layers=own)
+    fit(model, (x, x), StaticAllocation([3, 1]), [Start()], local=own)
     for when, weights in (("start", Start.weights), ("end", model.get_weights())):
         shared, mine = weights[:2], weights[2:]  # a kernel and a bias of each layer
         outcome[when] = {
@@ -148,44 +98,14 @@ def layers_of_a_ranks_own() -> dict:
         }
     model = linear(1e-3, layers=3)
     own = model.layers[-1]
-    fit(model, (x, x), StaticAllocation([1] + [0] * (hvd.size() - 1)), local_layers=[own])
+    fit(model, (x, x), StaticAllocation([1] + [0] * (hvd.size() - 1)), local=[own])
     outcome["without data"] = {"untouched": bool(all((w == hvd.rank()).all() for w in own.get_weights()))}
     return outcome
 
 
-def frozen_weights_and_state_are_broadcast_too() -> dict:
-    model = linear(layers=4, trainable=False)
-    inputs = model.inputs
-    outputs = keras.layers.Dense(3)(keras.layers.BatchNormalization()(model.output))
-    whole = keras.Model(inputs, outputs)
-    whole.compile(keras.optimizers.Adam(0.0), "mse")
-    fit(whole, (np.ones((BATCH, 3), "float32"),) * 2)
-    frozen = model.get_weights()
-    return {"root's": bool(all((w == 0).all() for w in frozen)), "spread": spread(frozen)}
-
-
 CASES: dict[str, Any] = {
-    "learning rates": learning_rates_warm_up_and_follow_a_schedule,
-    **{
-        f"embeddings, {name}": lambda optimizer=optimizer, shares=shares: embeddings(
-            StaticAllocation(shares), optimizer
-        )
-        for name, shares, optimizer in (
-            ("Adam", [3, 1], lambda: keras.optimizers.Adam(0.1)),
-            ("Adam, clipped", [1, 1], lambda: keras.optimizers.Adam(0.1, clipnorm=0.02)),
-            ("AdamW", [1, 0], lambda: keras.optimizers.AdamW(0.1, weight_decay=0.01)),
-        )
-    },
-    "configuration": an_optimizer_keeps_its_class_and_its_configuration,
+    "embeddings, Adam": partial(embeddings, [3, 1], {"name": "Adam"}),
+    "embeddings, Adam, clipped": partial(embeddings, [1, 1], {"name": "Adam", "clipnorm": 0.02}),
+    "embeddings, AdamW": partial(embeddings, [1, 0], {"name": "AdamW", "weight_decay": 0.01}),
     "own layers": layers_of_a_ranks_own,
-    "broadcast": frozen_weights_and_state_are_broadcast_too,
-    **keras_elastic.CASES,
 }
-
-
-def before() -> None:
-    keras.utils.set_random_seed(100 + hvd.rank())
-
-
-if __name__ == "__main__":
-    serve(hvd, CASES, before)

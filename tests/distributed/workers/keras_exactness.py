@@ -1,15 +1,14 @@
-"""One rank of the exactness test for Keras: trains under several policies and compares with a single-process run.
+"""The part of ``keras_schemes.py`` about exact gradients: several policies, compared with a single-process run.
 
 The first feature of a sample is its index, which the model ignores, so what was visited is written down by the model
 itself, in training. (The train step is Keras's own, so that the loss is weighted where it can be.) The oracle shares no
 code with the project: rank 0 gathers the indices that the ranks really saw and repeats the training on their union,
-round by round, with plain Keras and a GradientTape. Graphs are optimised if the argument says so.
+round by round, with plain Keras and a GradientTape.
 """
 
 from __future__ import annotations
 
 import pickle
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -17,10 +16,8 @@ from typing import Any
 
 import horovod.tensorflow as hvd
 import numpy as np
-import plain_graphs
 import tensorflow as tf
 from every_round import EveryRoundAnother
-from pool import serve
 
 from hvd_hetero.communication import bucket_sizes as division
 from hvd_hetero.policies import BSP, Policy, StaticAllocation
@@ -33,7 +30,7 @@ keras = tf.keras
 division.ALONE, division.MEMBERS, graph_synchroniser._SMALL = 200, 2, 100
 EPOCHS = 2
 GLOBAL_BATCH = 12
-SAMPLES = 12 * 8 + 2  # two more than eight rounds: a ninth on two ranks, and in the eighth on three, which need three
+SAMPLES = 12 * 8 + 2  # two more than eight rounds: in the eighth, since three ranks need three
 FEATURES = 6
 
 
@@ -174,15 +171,8 @@ def several() -> EveryRoundAnother:
 
 CASES: dict[str, Callable[[], Any]] = {
     "bsp": lambda: case(BSP, built=False),
-    "static, one rank without data": lambda: case(lambda: StaticAllocation([0, 3, 1][: hvd.size()]), prefetch=1),
+    "static, one rank without data": lambda: case(lambda: StaticAllocation([0, 3, 1]), prefetch=1),
     "every round another": lambda: case(one, prefetch=2),
     "every round another, in micro-batches, adamw": lambda: case(several, "adamw", built=False),
     "every round another, adamw, float32": lambda: case(one, "adamw", "float32", prefetch=1),
 }
-
-
-if __name__ == "__main__":
-    if sys.argv[1:] == ["optimised graphs"]:
-        plain_graphs.optimise()
-    tf.config.threading.set_intra_op_parallelism_threads(1)
-    serve(hvd, CASES)

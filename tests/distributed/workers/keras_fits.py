@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -52,14 +53,6 @@ def trained(
     return history.history, balance
 
 
-def alone(model: Any, start: list[np.ndarray], optimizer: Any, **compiled: Any) -> Any:
-    """A copy of a model at its start, to train in this process alone."""
-    copy = keras.models.clone_model(model)
-    copy.set_weights(start)
-    copy.compile(optimizer, **({"loss": "mse"} | compiled))
-    return copy
-
-
 class Start(keras.callbacks.Callback):
     """Takes down the weights that training starts with."""
 
@@ -69,30 +62,63 @@ class Start(keras.callbacks.Callback):
         Start.weights = self.model.get_weights()
 
 
-def against_one_process(
-    optimizer: Callable[[], Any], *, compiled: dict, arrays: Any, epochs: int = 2, **fit: Any
-) -> dict:
-    """The largest relative difference from training one process by Keras alone on the same global batches."""
-    model = network(outputs=arrays[1].shape[-1])
-    _, balance = trained(
-        model, optimizer(), policy=UNEQUAL, epochs=epochs, callbacks=[Start()], compiled=compiled, arrays=arrays,
-        resized={"seed": 4}, **fit,
-    )  # fmt: skip
+def apart(one: Any, other: Any) -> float:
+    """The largest difference, in parts of the largest number."""
+    return float(np.abs(np.subtract(one, other)).max(initial=0.0) / max(np.abs(other).max(initial=0.0), 1e-6))
 
-    def single() -> list[np.ndarray]:
-        one = alone(model, Start.weights, optimizer(), **compiled)
-        batches = None
-        for epoch in range(epochs):
-            order = np.arange(len(arrays[0]))
-            np.random.Generator(np.random.PCG64([4, epoch])).shuffle(order)
-            part = tf.data.Dataset.from_tensor_slices(tuple(a[order] for a in arrays)).batch(BATCH)
-            batches = part if batches is None else batches.concatenate(part)
-        one.fit(batches, epochs=1, verbose=0, shuffle=False, **fit)
-        return one.get_weights()
 
-    pairs = zip(model.get_weights(), on_rank_0(single), strict=True)
+def weights_of(model: Any) -> list[np.ndarray]:
+    """Without what metrics have counted, which tf_keras has among the weights."""
+    parts = [layer for layer in model.layers if not isinstance(layer, keras.metrics.Metric)]
+    return [weight for part in parts for weight in part.get_weights()]
+
+
+def differences(model: Any, weights: list[np.ndarray], history: dict, of_one: dict, rounds: int) -> dict:
+    """Of a model and its history from those of one process."""
+    history, of_one = ({re.sub(r"_\d+$", "", name): v for name, v in each.items()} for each in (history, of_one))
     return {
-        "difference": max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in pairs),
+        "weights": max(apart(a, b) for a, b in zip(weights_of(model), weights, strict=True)),
+        "history": {name: apart(history[name], of_one[name]) for name in of_one if name in history},
+        "keys": [sorted(history), sorted(of_one)],
+        "alike": len(set(map(str, hvd.allgather_object({k: [float(v) for v in vs] for k, vs in history.items()})))),
         "spread": spread(model),
-        "rounds": balance.rounds,
+        "rounds": rounds,
     }
+
+
+def against_one_process(
+    make: Callable[[int], Any], data: Any, policy: Any, *, whole: Any = None, validation: Any = None,
+    callbacks: Callable[[], list] = list, resized: dict | None = None, **fit: Any,
+) -> dict:  # fmt: skip
+    """A fit on all ranks, and one in this process alone on the same batches: samples come in their own order.
+
+    ``make`` makes a compiled model of this rank. ``validation`` of a slice gives a rank its part, and one process all.
+    ``whole``: what one process gets, if not the same.
+    """
+    fit = {"epochs": 2, "verbose": 0, "shuffle": False, **fit}
+    given = data if whole is None else whole
+    sizes: list[tuple[int, ...]] = []
+
+    def validated(part: slice) -> dict:
+        return {} if validation is None else {"validation_data": validation(part)}
+
+    keras.utils.set_random_seed(3 + hvd.rank())
+    model = make(hvd.rank())
+    balance = LoadBalance(policy, global_batch=BATCH)
+    balance.on_round(lambda record: sizes.append(tuple(record["samples"])))
+    batches = resize_batches(data, balance, **(resized or {}))
+    mine = validated(slice(hvd.rank(), None, hvd.size()))
+    history = model.fit(batches, callbacks=[balance, Start(), *callbacks()], **mine, **fit).history
+    balance.close()
+
+    def alone() -> tuple[dict, list[np.ndarray]]:
+        keras.utils.set_random_seed(3)
+        one = make(0)
+        samples = given if isinstance(given, tf.data.Dataset) else tf.data.Dataset.from_tensor_slices(given)
+        told = one.fit(samples.batch(BATCH), callbacks=callbacks(), **validated(slice(None)), **fit).history
+        return told, weights_of(one)
+
+    of_one, weights = on_rank_0(alone)
+    moved = [apart(a, b) for a, b in zip(model.get_weights(), Start.weights, strict=True)]
+    found = differences(model, weights, history, of_one, balance.rounds)
+    return found | {"moved": max(moved), "splits": len(set(sizes)), "loss": of_one.get("loss")}

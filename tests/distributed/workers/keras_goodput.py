@@ -1,4 +1,4 @@
-"""The part of ``keras_weights.py`` about noise of gradients and batches that adapt.
+"""The part of ``keras_behaviour.py`` about noise of gradients and batches that adapt.
 
 One process goes through the same rounds: the samples that each rank has seen, as a layer took them down. It computes
 the gradient of each rank's part by itself, and from these all else: noise scale, gain, and learning rate.
@@ -101,6 +101,10 @@ def token_mean(y: tf.Tensor, found: tf.Tensor) -> tf.Tensor:
     return tf.reduce_sum(tokens * (target - found) ** 2) / tf.reduce_sum(tokens)
 
 
+def number_of_tokens(x: Any, y: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_sum(y[:, 1])
+
+
 def momentum() -> Any:
     return keras.optimizers.SGD(RATE, momentum=0.9)
 
@@ -122,7 +126,7 @@ def fitted(
 ) -> dict[str, Any]:  # fmt: skip
     balance, model, scales = begin(policy, batch)
     counts = np.ones(SAMPLES) if tokens is None else tokens
-    weigh = {} if tokens is None else {"weight_of": lambda x, y: tf.reduce_sum(y[:, 1])}
+    weigh = {} if tokens is None else {"weight_of": number_of_tokens}
     data = ((X, NUMBERS), np.stack([Y, counts], axis=1))
     model.compile(optimizer(), loss=token_mean)
     start, rates = model.get_weights(), Rates()
@@ -138,7 +142,9 @@ def loop() -> dict[str, Any]:
     updates, rates = momentum(), []
     balance.start(model, updates)
     start = model.get_weights()
-    data = resize_batches(((X, NUMBERS), np.stack([Y, np.ones(SAMPLES)], axis=1)), balance, shuffle=True)
+    data = resize_batches(
+        ((X, NUMBERS), np.stack([Y, TOKENS], axis=1)), balance, shuffle=True, weight_of=number_of_tokens
+    )
 
     @tf.function(input_signature=data.element_spec)
     def step(x: Any, y: tf.Tensor) -> None:
@@ -152,7 +158,7 @@ def loop() -> dict[str, Any]:
             for batch in balance.batches(data):
                 step(*batch)
                 rates.append(float(tf.convert_to_tensor(updates.learning_rate)))
-    return judged(balance, model, scales, start, rates, momentum, 1.0, np.ones(SAMPLES))
+    return judged(balance, model, scales, start, rates, momentum, 1.0, TOKENS)
 
 
 def judged(
@@ -225,12 +231,12 @@ def one_process(
     return {"weights": model.get_weights(), "scales": scales, "progress": progress}
 
 
-ADAPTING: dict[str, Callable[[], dict[str, Any]]] = {
+CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "adascale": lambda: fitted("lb-bsp", Changing("adascale"), 1.0),
     "square-root, micro-batches": lambda: fitted(
         BSP(max_micro_batch=3), Changing("square-root"), 0.5, lambda: keras.optimizers.Adam(RATE)
     ),
-    "adascale, a loop": loop,
+    "adascale of tokens, a loop": loop,
     "noise, micro-batches": lambda: fitted(Splits(4), staying(), every=2),
     "noise of tokens": lambda: fitted(Splits(1), staying(), tokens=TOKENS, every=2),
 }

@@ -3,65 +3,27 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 from every_round import EveryRoundAnother
-from keras_fits import BATCH, FEATURES, SAMPLES, UNEQUAL, alone, data, network, on_rank_0, spread
+from keras_fits import BATCH, FEATURES, SAMPLES, UNEQUAL, against_one_process, data, differences, network, on_rank_0
 
 from keras_callbacks import LoadBalance, resize_batches
 
 keras = tf.keras
-EPOCHS, SEED = 2, 4
 PER_EPOCH = -(-SAMPLES // BATCH)
 MICRO_BATCHES, IDLE = "micro-batches", "one rank idle for an epoch, then another in every round"
 POLICIES = {MICRO_BATCHES: lambda: UNEQUAL, IDLE: lambda: EveryRoundAnother(1, idle=PER_EPOCH)}
 
 
-def compared(make: Callable[[], Any], arrays: Any, *policies: str) -> dict:
-    """Under each of the policies: the difference of each figure from that of Keras alone on the same global batches."""
-    outcome = {}
+def compared(make: Callable[[int], Any], arrays: Any, policy: str) -> dict:
     whole = tf.data.Dataset.from_tensor_slices(arrays).batch(BATCH)
-    expected = on_rank_0(lambda: _of_one_process(make, arrays, whole))
-    for name in policies:
-        keras.utils.set_random_seed(3)
-        model = make()
-        balance = LoadBalance(POLICIES[name](), global_batch=BATCH)
-        batches = resize_batches(arrays, balance, shuffle=True, seed=SEED)
-        told = model.fit(
-            batches, epochs=EPOCHS, verbose=0, shuffle=False, callbacks=[balance], validation_data=whole
-        ).history
-        told = {_plain(key): [float(v) for v in values] for key, values in told.items()}
-        outcome[name] = {
-            "keys": [sorted(told), sorted(expected)],
-            "apart": {k: float(np.abs(np.subtract(told[k], expected[k])).max()) for k in told if k in expected},
-            "alike": len(set(map(str, hvd.allgather_object(told)))),
-            "loss": expected["loss"],
-        }
-    return outcome
-
-
-def _of_one_process(make: Callable[[], Any], arrays: Any, whole: tf.data.Dataset) -> dict[str, list[float]]:
-    keras.utils.set_random_seed(3)
-    single = make()
-    expected: dict[str, list[float]] = {}
-    for epoch in range(EPOCHS):
-        order = np.arange(SAMPLES)
-        np.random.Generator(np.random.PCG64([SEED, epoch])).shuffle(order)
-        mine = tf.nest.map_structure(lambda a: a[order], arrays)  # noqa: B023
-        one = tf.data.Dataset.from_tensor_slices(mine).batch(BATCH)
-        for key, values in single.fit(one, verbose=0, shuffle=False, validation_data=whole).history.items():
-            expected.setdefault(_plain(key), []).extend(float(v) for v in values)
-    return expected
-
-
-def _plain(key: str) -> str:
-    """Keras numbers the metrics of a process that have no name."""
-    return re.sub(r"_\d+$", "", key)
+    return against_one_process(make, arrays, POLICIES[policy](), validation=lambda _: whole)
 
 
 class Trackers(keras.Model):
@@ -110,21 +72,21 @@ class Trackers(keras.Model):
         return self.told(loss)
 
 
-def a_step_tells_trackers_under_names_of_its_own() -> dict:
-    def make() -> Any:
+def a_step_tells_trackers_under_names_of_its_own(policy: str) -> dict:
+    def make(rank: int) -> Any:
         tracker = keras.metrics.Mean(name="elsewhere")
         inputs = keras.layers.Input((FEATURES,))
         model = Trackers(inputs, keras.layers.Dense(2)(inputs), elsewhere=lambda: tracker)
         model.compile(keras.optimizers.SGD(0.05))
         return model
 
-    return compared(make, data(2), MICRO_BATCHES, IDLE)
+    return compared(make, data(2), policy)
 
 
-def several_outputs_tell_a_loss_each() -> dict:
+def several_outputs_tell_a_loss_each(policy: str) -> dict:
     x, y = data(2)
 
-    def make() -> Any:
+    def make(rank: int) -> Any:
         inputs = keras.layers.Input((FEATURES,), name="features")
         a, b = keras.layers.Dense(1, name="a")(inputs), keras.layers.Dense(1, name="b")(inputs)
         model = keras.Model(inputs, {"a": a, "b": b})
@@ -134,13 +96,13 @@ def several_outputs_tell_a_loss_each() -> dict:
         )  # fmt: skip
         return model
 
-    return compared(make, ({"features": x}, {"a": y[:, :1], "b": y[:, 1:]}), MICRO_BATCHES)
+    return compared(make, ({"features": x}, {"a": y[:, :1], "b": y[:, 1:]}), policy)
 
 
-def a_second_compile_makes_metrics_anew() -> dict:
+def a_second_compile_makes_metrics_anew(policy: str) -> dict:
     x, y = data()
 
-    def make() -> Any:
+    def make(rank: int) -> Any:
         inputs = keras.layers.Input((FEATURES,))
         model = keras.Model(inputs, keras.layers.Dense(1, activation="sigmoid")(inputs))
         for _ in range(2):
@@ -148,7 +110,7 @@ def a_second_compile_makes_metrics_anew() -> dict:
             model.compile(keras.optimizers.SGD(0.05), "binary_crossentropy", metrics=metrics)
         return model
 
-    return compared(make, (x, (y > 0).astype("float32")), IDLE)
+    return compared(make, (x, (y > 0).astype("float32")), policy)
 
 
 def data_that_end_before_steps_per_epoch_end_the_epoch() -> dict:
@@ -168,18 +130,14 @@ def data_that_end_before_steps_per_epoch_end_the_epoch() -> dict:
         told = model.fit(batches, callbacks=[balance], **options).history
 
         def single() -> tuple[dict, list[np.ndarray]]:
-            one = alone(model, start, keras.optimizers.SGD(0.05), metrics=["mae"])  # noqa: B023
+            one = network()
+            one.set_weights(start)  # noqa: B023
+            one.compile(keras.optimizers.SGD(0.05), "mse", metrics=["mae"])
             return one.fit(whole, **options).history, one.get_weights()  # noqa: B023
 
         expected, weights = on_rank_0(single)
-        pairs = zip(model.get_weights(), weights, strict=True)
-        outcome[name] = {
-            "epochs": [len(told["loss"]), len(expected["loss"])],
-            "history": max(float(np.abs(np.subtract(told[k], expected[k])).max()) for k in expected),
-            "weights": max(float(np.abs(a - b).max()) for a, b in pairs),
-            "spread": spread(model),
-            "alike": len(set(map(str, hvd.allgather_object(told)))),
-        }
+        outcome[name] = differences(model, weights, told, expected, balance.rounds)
+        outcome[name]["epochs"] = [len(told["loss"]), len(expected["loss"])]
     return outcome
 
 
@@ -215,3 +173,16 @@ def figures_that_cannot_be_joined_are_named() -> dict:
     logging.getLogger("keras_callbacks.metrics.of_all_ranks").removeHandler(handler)
     told = {key: [float(v) for v in values] for key, values in told.items()}
     return {"alike": len(set(map(str, hvd.allgather_object(told)))), "warnings": heard}
+
+
+CASES: dict[str, Callable[[], dict]] = {
+    "data_that_end_before_steps_per_epoch_end_the_epoch": data_that_end_before_steps_per_epoch_end_the_epoch,
+    "figures_that_cannot_be_joined_are_named": figures_that_cannot_be_joined_are_named,
+} | {
+    f"{case.__name__}, {policy}": partial(case, policy)
+    for case in (
+        a_step_tells_trackers_under_names_of_its_own, several_outputs_tell_a_loss_each,
+        a_second_compile_makes_metrics_anew,
+    )
+    for policy in POLICIES
+}  # fmt: skip

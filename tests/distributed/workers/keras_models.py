@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import horovod.tensorflow as hvd
 import numpy as np
@@ -70,10 +71,13 @@ def ema_class_weights_and_an_update_of_ones_own() -> dict:
     x, y = data()
     labels = (y > 0).astype("int64")
     ema = {"use_ema": True, "ema_momentum": 0.8, "ema_overwrite_frequency": 3}
-    return against_one_process(
-        lambda: Clips(0.1, global_clipnorm=0.04, **ema), compiled={"loss": "mse"}, arrays=(x, labels),
-        class_weight={0: 0.3, 1: 2.0},
-    )  # fmt: skip
+
+    def make(rank: int) -> Any:
+        model = network()
+        model.compile(Clips(0.1, global_clipnorm=0.04, **ema), "mse")
+        return model
+
+    return against_one_process(make, (x, labels), UNEQUAL, class_weight={0: 0.3, 1: 2.0})
 
 
 def local_updates_follow_a_schedule() -> dict:

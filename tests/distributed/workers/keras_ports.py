@@ -14,7 +14,7 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 from every_round import EveryRoundAnother
-from keras_fits import BATCH, SAMPLES, UNEQUAL, on_rank_0, spread
+from keras_fits import BATCH, SAMPLES, against_one_process, differences, on_rank_0, weights_of
 
 from keras_callbacks import LearningRateWarmup, LoadBalance, average_by_samples, resize_batches, weighted_gradients
 
@@ -36,43 +36,6 @@ def noise(images: Any) -> Any:
 def network(inputs: Any, units: int, **options: Any) -> Any:
     hidden = keras.layers.Dense(8, activation="tanh")(keras.layers.Flatten()(inputs))
     return keras.layers.Dense(units, **options)(hidden)
-
-
-class VAE(keras.Model):
-    """As keras.io's: trackers whose results the train step returns under other names; no ``call``."""
-
-    def __init__(self):
-        super().__init__()
-        images, latent = keras.layers.Input((PIXELS, PIXELS, 1)), keras.layers.Input((2,))
-        self.encoder = keras.Model(images, [network(images, 2), network(images, 2)])
-        self.decoder = keras.Model(latent, network(latent, PIXELS**2, activation="sigmoid"))
-        self.total = keras.metrics.Mean(name="total_loss")
-        self.reconstruction = keras.metrics.Mean(name="reconstruction_loss")
-        self.divergence = keras.metrics.Mean(name="kl_loss")
-
-    @property
-    def metrics(self):
-        return [self.total, self.reconstruction, self.divergence]
-
-    def train_step(self, images):
-        with tf.GradientTape() as tape:
-            mean, log_variance = self.encoder(images)
-            drawn = mean + tf.exp(log_variance / 2) * noise(images[:, 0, :2, 0])
-            errors = (keras.layers.Flatten()(images) - self.decoder(drawn)) ** 2
-            reconstruction = tf.reduce_mean(tf.reduce_sum(errors, axis=1))
-            divergences = (mean**2 + tf.exp(log_variance) - log_variance - 1) / 2
-            divergence = tf.reduce_mean(tf.reduce_sum(divergences, axis=1))
-            total = reconstruction + divergence
-        gradients = tape.gradient(total, self.trainable_weights)
-        self.optimizer.apply_gradients(zip(gradients, self.trainable_weights, strict=True))
-        self.total.update_state(total)
-        self.reconstruction.update_state(reconstruction)
-        self.divergence.update_state(divergence)
-        return {
-            "loss": self.total.result(),
-            "reconstruction_loss": self.reconstruction.result(),
-            "kl_loss": self.divergence.result(),
-        }
 
 
 class DDIM(keras.Model):
@@ -160,27 +123,6 @@ class OlderDistiller(Distiller):
         return {"student_loss": by_labels, "distillation_loss": by_teacher}
 
 
-class Contrast(keras.Model):
-    """As keras.io's SimCLR: no ``call``, and parts that the first batch builds, in the train step."""
-
-    def __init__(self):
-        super().__init__()
-        self.encoder = keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(8, activation="tanh")])
-        self.head = keras.Sequential([keras.layers.Dense(CLASSES)])
-        self.tracker = keras.metrics.Mean(name="c_loss")
-
-    def train_step(self, data):
-        images, labels = data
-        with tf.GradientTape() as tape:
-            logits = self.head(self.encoder(images, training=True), training=True)
-            losses = keras.losses.sparse_categorical_crossentropy(labels, logits, from_logits=True)
-            loss = tf.reduce_mean(losses)
-        weights = self.encoder.trainable_weights + self.head.trainable_weights
-        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
-        self.tracker.update_state(losses)
-        return {"c_loss": self.tracker.result()}
-
-
 def convolutional() -> Any:
     """As Horovod's, which is built by its first batch; without dropout."""
     return keras.Sequential([
@@ -191,61 +133,22 @@ def convolutional() -> Any:
     ])  # fmt: skip
 
 
-def weights(model: Any) -> list[np.ndarray]:
-    """Without what metrics have counted, which tf_keras has among the weights."""
-    parts = [layer for layer in model.layers if not isinstance(layer, keras.metrics.Metric)]
-    return [weight for part in parts for weight in part.get_weights()]
-
-
-def compared(model: Any, single: list[np.ndarray], history: dict, plain: dict, rounds: int) -> dict:
-    pairs = zip(weights(model), single, strict=True)
-    return {
-        "weights": max(float(np.abs(a - b).max()) for a, b in pairs),
-        "history": {k: float(np.abs(np.subtract(history[k], plain[k])).max()) for k in plain if k in history},
-        "keys": [sorted(history), sorted(plain)],
-        "spread": spread(model),
-        "rounds": rounds,
-    }
-
-
 def fits(
-    make: Callable[[], Any], policy: Any, data: Any, *, adapt: bool = False, callbacks: Callable[[], list] = list,
-    validate: bool = False, **compiled: Any,
+    kind: Callable[[], Any], policy: Callable[[], Any], data: Any, *, adapt: bool = False, validate: bool = False,
+    callbacks: Callable[[], list] = list, **compiled: Any,
 ) -> dict:  # fmt: skip
-    """A fit on all ranks, against one in this process alone."""
-    mine, first = slice(hvd.rank(), None, hvd.size()), slice(0, None, hvd.size())
-    options = {"epochs": EPOCHS, "verbose": 0, "shuffle": False}
-
-    def model(seed: int, part: slice) -> Any:
-        keras.utils.set_random_seed(seed)
-        made = make()
+    def make(rank: int) -> Any:
+        made = kind()
         made.compile(optimizer=keras.optimizers.AdamW(0.01, epsilon=1e-4), **compiled)
         if adapt:
-            made.normalizer.adapt(data[part])
+            made.normalizer.adapt(data[rank :: hvd.size()])
         return made
 
-    def part_of(part: slice) -> dict:
-        return {"validation_data": tuple(a[part] for a in data)} if validate else {}
-
-    def alone() -> tuple[dict, list[np.ndarray]]:
-        single = model(3, first)
-        if isinstance(data, tf.data.Dataset):
-            plain = single.fit(data.batch(BATCH), callbacks=callbacks(), **options)
-        else:
-            arrays = data if isinstance(data, tuple) else (data,)
-            whole = part_of(slice(None))
-            plain = single.fit(*arrays, batch_size=BATCH, callbacks=callbacks(), **whole, **options)
-        return plain.history, weights(single)
-
-    plain, single = on_rank_0(alone)
-    shared = model(3 + hvd.rank(), mine)
-    balance = LoadBalance(policy, global_batch=BATCH)
-    batches = resize_batches(data, balance)
-    history = shared.fit(batches, callbacks=[balance, *callbacks()], **part_of(mine), **options).history
-    return compared(shared, single, history, plain, balance.rounds)
+    parts = (lambda part: tuple(a[part] for a in data)) if validate else None
+    return against_one_process(make, data, policy(), validation=parts, callbacks=callbacks)
 
 
-def loop(policy: Any, data: Any) -> dict:
+def loop(policy: Callable[[], Any], data: Any, *, compiled: bool = True) -> dict:
     """As Horovod's tensorflow2_mnist.py: the loop is the script's own, and the first batch builds the model."""
     loss_of = keras.losses.SparseCategoricalCrossentropy()
 
@@ -253,7 +156,6 @@ def loop(policy: Any, data: Any) -> dict:
         keras.utils.set_random_seed(seed)
         model, optimizer, losses = convolutional(), keras.optimizers.Adam(0.01, epsilon=1e-4), []
 
-        @tf.function(reduce_retracing=True)
         def step(images, labels):
             with tf.GradientTape() as tape:
                 loss = loss_of(labels, model(images, training=True))
@@ -264,24 +166,25 @@ def loop(policy: Any, data: Any) -> dict:
             optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
             return loss
 
+        run = tf.function(step, reduce_retracing=True) if compiled else step
         if balance is not None:
             balance.start(model, optimizer)
             batches = resize_batches(data, balance)
         for _ in range(EPOCHS):
             if balance is None:
                 plain = tf.data.Dataset.from_tensor_slices(data).batch(BATCH)
-                losses += [[len(labels), float(step(images, labels))] for images, labels in plain]
+                losses += [[len(labels), float(run(images, labels))] for images, labels in plain]
             else:
                 for images, labels in balance.batches(batches):
-                    losses.append([balance.samples, float(step(images, labels))])
+                    losses.append([balance.samples, float(run(images, labels))])
         return model, losses
 
     def alone() -> tuple[list[np.ndarray], np.ndarray]:
         model, losses = train(5, None)
-        return weights(model), np.array(losses)
+        return weights_of(model), np.array(losses)
 
     single, plain = on_rank_0(alone)
-    balance = LoadBalance(policy, global_batch=BATCH)
+    balance = LoadBalance(policy(), global_batch=BATCH)
     shared, mine = train(5 + hvd.rank(), balance)
     every = np.array(hvd.allgather_object(mine))  # ranks, rounds, samples and loss
     assert every[..., 0].sum(0).tolist() == plain[:, 0].tolist()
@@ -290,39 +193,34 @@ def loop(policy: Any, data: Any) -> dict:
     joined = average_by_samples({"mean": total / seen}, int(seen))["mean"]
     history = {"loss": means, "mean": [joined]}
     whole = {"loss": plain[:, 1], "mean": [np.average(plain[:, 1], weights=plain[:, 0])]}
-    return compared(shared, single, history, whole, balance.rounds)
+    return differences(shared, single, history, whole, balance.rounds)
 
 
-def ported(script: str) -> dict:
+def in_float64(script: Callable[..., dict], *args: Any, **options: Any) -> Callable[[], dict]:
     """What one process gives, and what ranks make of the same script."""
-    keras.backend.set_floatx("float64")
-    keras.mixed_precision.set_global_policy("float64")
-    try:
-        x, y = samples()
-        tf.random.set_seed(0)  # of which the order of a shuffle is made, too
-        stream = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(SAMPLES, seed=4, reshuffle_each_iteration=False)
-        uneven = EveryRoundAnother(1)  # one micro-batch of any size, or none
-        loss = keras.losses.SparseCategoricalCrossentropy()
-        scripts: dict[str, Callable[[], dict]] = {
-            "vae": lambda: fits(VAE, UNEQUAL, x),
-            "ddim": lambda: fits(DDIM, uneven, x, adapt=True),
-            "distillation": lambda: fits(Distiller, uneven, (x, y), metrics=["accuracy"], validate=True),
-            "distillation by train_step": lambda: fits(OlderDistiller, uneven, (x, y)),
-            "contrast": lambda: fits(Contrast, uneven, (x, y)),
-            "tensorflow2_keras_mnist": lambda: fits(
-                convolutional, uneven, stream, loss=loss, metrics=["accuracy"],
-                callbacks=lambda: [LearningRateWarmup(0.02, warmup_epochs=2)],
-            ),
-            "tensorflow2_mnist": lambda: loop(uneven, (x, y)),
-        }  # fmt: skip
-        return scripts[script]()
-    finally:
-        keras.backend.set_floatx("float32")
-        keras.mixed_precision.set_global_policy("float32")
+
+    def case() -> dict:
+        keras.backend.set_floatx("float64")
+        keras.mixed_precision.set_global_policy("float64")
+        return script(*(arg() if arg is stream else arg for arg in args), **options)
+
+    return case
 
 
-SCRIPTS = (
-    "vae", "ddim", "distillation", "distillation by train_step", "contrast", "tensorflow2_keras_mnist",
-    "tensorflow2_mnist",
-)  # fmt: skip
-CASES = {script: partial(ported, script) for script in SCRIPTS}
+def stream() -> tf.data.Dataset:
+    tf.random.set_seed(0)  # of which the order of a shuffle is made, too
+    return tf.data.Dataset.from_tensor_slices(samples()).shuffle(SAMPLES, seed=4, reshuffle_each_iteration=False)
+
+
+UNEVEN = partial(EveryRoundAnother, 1)  # one micro-batch of any size, or none
+CASES = {
+    "ddim": in_float64(fits, DDIM, UNEVEN, samples()[0], adapt=True),
+    "distillation": in_float64(fits, Distiller, UNEVEN, samples(), metrics=["accuracy"], validate=True),
+    "distillation by train_step": in_float64(fits, OlderDistiller, UNEVEN, samples()),
+    "tensorflow2_keras_mnist": in_float64(
+        fits, convolutional, UNEVEN, stream, loss="sparse_categorical_crossentropy", metrics=["accuracy"],
+        callbacks=lambda: [LearningRateWarmup(0.02, warmup_epochs=2)],
+    ),
+    "tensorflow2_mnist": in_float64(loop, UNEVEN, samples()),
+    "tensorflow2_mnist, eagerly": in_float64(loop, UNEVEN, samples(), compiled=False),
+}  # fmt: skip

@@ -10,19 +10,23 @@ papers written down again: with S_i samples of rank i, S of all, and g_i the mea
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import horovod.tensorflow as hvd
+import keras_exactness
 import numpy as np
+import plain_graphs
 import tensorflow as tf
 from every_round import EveryRoundAnother
 from keras_exactness import SAMPLES, Net, samples
 from pool import serve
 from told_speeds import supersteps
 
-from hvd_hetero.policies import BSP, LBNonBlocking, NonBlocking, Policy
+from hvd_hetero.policies import LBNonBlocking, NonBlocking, Policy
 from hvd_hetero.session import balancer_of
 from hvd_hetero.topology.mixing import resolve_mixing
 from keras_callbacks import LoadBalance, resize_batches
@@ -33,10 +37,8 @@ EPOCHS = 2
 SLOW_S = 0.02  # more for every micro-batch of rank 0: rounds end early only where ranks differ
 
 
-def train(
-    policy: Policy, sync: str, fewer: int
-) -> tuple[Net, list[np.ndarray], dict[int, list[list[int]]], LoadBalance]:
-    """The net, its start, and the micro-batches of each round; rank 0 uses so many ``fewer`` samples than planned."""
+def train(policy: Policy, sync: str) -> tuple[Net, list[np.ndarray], dict[int, list[list[int]]], LoadBalance]:
+    """The net, its start, and the micro-batches of each round."""
     keras.backend.set_floatx("float64")
     keras.mixed_precision.set_global_policy("float64")
     keras.utils.set_random_seed(100 + hvd.rank())
@@ -56,10 +58,7 @@ def train(
     net = Net(saw)
     net.compile(keras.optimizers.SGD(RATE), "mse")
     data = resize_batches(samples("float64"), balance, shuffle=True, seed=5)
-    net(samples("float64")[0][:1])  # or LoadBalance traces a step to build it; behind a map nobody else does
-    if fewer:
-        less = fewer * (hvd.rank() == 0)
-        data = data.map(lambda x, y: (x[tf.minimum(less, len(x) - 1) :], y[tf.minimum(less, len(x) - 1) :]))
+    net(samples("float64")[0][:1])  # or LoadBalance traces a step to build it
     net.fit(data, epochs=EPOCHS, verbose=0, shuffle=False, callbacks=[balance, Watch()])
     return net, start, seen, balance
 
@@ -126,10 +125,8 @@ def oracle(
     return models
 
 
-def case(
-    make: Callable[[], Policy], sync: str = "allreduce", kind: str = "gradients", fewer: int = 0
-) -> dict[str, Any]:
-    net, start, seen, balance = train(make(), sync, fewer)
+def case(make: Callable[[], Policy], sync: str = "allreduce", kind: str = "gradients") -> dict[str, Any]:
+    net, start, seen, balance = train(make(), sync)
     gathered = hvd.allgather_object(seen)
     rounds = [[part.get(r, []) for part in gathered] for r in range(balance.rounds)]
     mine = [v.numpy() for v in net.trainable_variables]
@@ -164,10 +161,17 @@ CASES: dict[str, Callable[[], Any]] = {
     "d-psgd, every round another": lambda: case(lambda: EveryRoundAnother(4), "d-psgd"),
     "lb-non-blocking": lambda: case(lambda: LBNonBlocking(micro_batches=3)),
     "non-blocking, matcha": lambda: case(lambda: NonBlocking(3), "matcha"),
-    "fewer samples than planned": lambda: case(BSP, fewer=1),
-    "fewer samples than planned, d-psgd": lambda: case(BSP, "d-psgd", fewer=1),
 }
 
 
+def as_users_run_it(case: Callable[[], Any]) -> Any:
+    """With optimised graphs, if the argument says so."""
+    plain_graphs.optimise(sys.argv[1:] == ["optimised graphs"])
+    try:
+        return case()
+    finally:
+        plain_graphs.optimise(False)
+
+
 if __name__ == "__main__":
-    serve(hvd, CASES)
+    serve(hvd, CASES | {name: partial(as_users_run_it, case) for name, case in keras_exactness.CASES.items()})

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
-from keras_fits import BATCH, FEATURES, SAMPLES, UNEQUAL, Start, alone, data, on_rank_0, spread
+from keras_fits import BATCH, FEATURES, SAMPLES, UNEQUAL, Start, data, on_rank_0, spread
 
 from hvd_hetero.policies import NonBlocking
 from hvd_hetero.session import balancer_of
@@ -62,7 +60,8 @@ def outcome(policy: Any, samples: Any, *, stream: str | None = None, seed: int |
 
     def single() -> list[np.ndarray]:
         optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
-        one = alone(model, Start.weights, optimizer)
+        one = keras.models.clone_model(model)
+        one.set_weights(Start.weights)
         optimizer.build(one.trainable_variables)
 
         @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)], autograph=False)
@@ -104,48 +103,3 @@ def streams_of_unknown_length_end() -> dict:
         "generator, shuffled": outcome("lb-bsp", generated, seed=3, epochs=3, initial_epoch=1),
         "shards, non-blocking": outcome(NonBlocking(2), part, stream="shard"),
     }
-
-
-def a_tfrecord_pipeline_gives_what_one_process_gives(folder: Path) -> dict:
-    """``examples/keras_tfrecords.py``, in float64: a short last round, in which one rank has one sample."""
-    sys.path.insert(0, str(Path(__file__).parents[3] / "examples"))
-    import keras_tfrecords
-
-    keras.backend.set_floatx("float64")
-    keras.mixed_precision.set_global_policy("float64")
-    try:
-        rng = np.random.default_rng(5)
-        samples = [(rng.uniform(size=64), i % 10) for i in range(95)]  # 48 are even: two rounds of 23, and 2 samples
-        if hvd.rank() == 0:
-            for i in range(3):
-                keras_tfrecords.write(folder / str(i), samples[i::3])
-        hvd.broadcast_object(None, root_rank=0, name="written")
-        files = [str(folder / str(i)) for i in range(3)]
-
-        def alone() -> tuple[dict[str, list[float]], list[np.ndarray]]:
-            keras.utils.set_random_seed(3)
-            single, again, told = keras_tfrecords.network(), keras_tfrecords.read(files), {}
-            for _ in range(3):  # Keras by itself may read ahead to build, and another order in the first epoch then
-                x, y = zip(*again, strict=True)
-                epoch = single.fit(np.stack(x), np.stack(y), batch_size=23, verbose=0, shuffle=False).history
-                told = {name: [*told.get(name, []), *values] for name, values in epoch.items()}
-            return told, single.get_weights()
-
-        plain, weights = on_rank_0(alone)
-        keras.utils.set_random_seed(3)
-        model = keras_tfrecords.network()
-        balance = LoadBalance(UNEQUAL, global_batch=23)
-        batches = resize_batches(keras_tfrecords.read(files), balance)
-        history = model.fit(batches, epochs=3, verbose=0, callbacks=[balance], shuffle=False).history
-        pairs = zip(model.get_weights(), weights, strict=True)
-        return {
-            "weights": max(float(np.abs(a - b).max()) for a, b in pairs),
-            "history": max(float(np.abs(np.subtract(history[k], plain[k])).max()) for k in plain),
-            "keys": [sorted(history), sorted(plain)],
-            "rounds": balance.rounds,
-            "spread": spread(model),
-            "learns": history["loss"][-1] < history["loss"][0],
-        }
-    finally:
-        keras.backend.set_floatx("float32")
-        keras.mixed_precision.set_global_policy("float32")

@@ -1,29 +1,22 @@
-"""What batches weigh and cost: each case trains on all ranks, and in one process by Keras alone on the same batches.
+"""The part of ``keras_behaviour.py`` about what batches weigh and cost.
 
+Each case trains on all ranks, and in one process by Keras alone on the same batches.
 Samples come in their own order, so that a round is the next slice of them, however it is divided.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
-import horovod.tensorflow as hvd
 import numpy as np
-import plain_graphs  # noqa: F401
 import tensorflow as tf
 from every_round import EveryRoundAnother
-from keras_fits import Start, on_rank_0, spread
-from keras_goodput import ADAPTING
-from pool import serve
-
-from keras_callbacks import LoadBalance, resize_batches, weighted_gradients
+from keras_fits import BATCH, against_one_process
 
 keras = tf.keras
-KERAS_3 = os.environ["TF_USE_LEGACY_KERAS"] == "0"
 WORDS, LONGEST, CLASSES = 11, 5, 4
-BATCH, SAMPLES, EPOCHS = 8, 8 * 8 + 2, 2
+SAMPLES = BATCH * 8 + 2
 Cross = keras.losses.SparseCategoricalCrossentropy
 
 
@@ -89,90 +82,20 @@ def words(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     return tf.math.count_nonzero(y >= 0)
 
 
-def optimizer() -> Any:
-    return keras.optimizers.SGD(0.1, momentum=0.9)
-
-
-def rounds(arrays: Any) -> tf.data.Dataset:
-    """The batches of one process; on three ranks two samples are too few for a round, and join the one before."""
-    whole = tf.data.Dataset.from_tensor_slices(arrays)
-    before = SAMPLES - SAMPLES % BATCH - BATCH * (hvd.size() == 3)
-    return whole.take(before).batch(BATCH).concatenate(whole.skip(before).batch(2 * BATCH))
-
-
-def apart(one: Any, other: Any) -> float:
-    return float(np.abs(np.subtract(one, other)).max() / max(np.abs(other).max(), 1e-6))
-
-
 def case(
     compiled: Callable[[], dict[str, Any]], arrays: Any, make: Callable[[], Any] = tagger, *, most: int = 1,
-    policy: Any = None, resized: Any = None, data: Any = None, **fit: Any,
+    policy: Any = None, data: Any = None, **options: Any,
 ) -> dict[str, Any]:  # fmt: skip
     keras.backend.set_floatx("float64")
     keras.mixed_precision.set_global_policy("float64")
-    keras.utils.set_random_seed(7)
-    model = make()
-    model.compile(optimizer(), **compiled())
-    balance = LoadBalance(policy or EveryRoundAnother(most), global_batch=BATCH)
-    sizes: list[tuple[int, ...]] = []
-    balance.on_round(lambda record: sizes.append(tuple(record["samples"])))
-    batches = resize_batches(arrays if data is None else data, balance, **(resized or {}))
-    fit = {"epochs": EPOCHS, "verbose": 0, "shuffle": False, **fit}
-    told = model.fit(batches, callbacks=[balance, Start()], **fit).history
 
-    def alone() -> tuple[list[np.ndarray], dict[str, list[float]]]:
-        one = make()
-        one.set_weights(Start.weights)
-        one.compile(optimizer(), **compiled())
-        history = one.fit(rounds(arrays), **fit).history
-        return one.get_weights(), history
+    def made(rank: int) -> Any:
+        model = make()
+        model.compile(keras.optimizers.SGD(0.1, momentum=0.9), **compiled())
+        return model
 
-    weights, history = on_rank_0(alone)
-    start = Start.weights
-    return {
-        "rounds": balance.rounds,
-        "splits": len(set(sizes)),
-        "weights": max(apart(a, b) for a, b in zip(model.get_weights(), weights, strict=True)),
-        "moved": max(apart(a, b) for a, b in zip(weights, start, strict=True)),
-        "spread": spread(model),
-        "history": {name: apart(told[name], history[name]) for name in history},
-    }
-
-
-def loop() -> dict[str, Any]:
-    """A loop of one's own, whose batches weigh what ``weight_of`` says."""
-    keras.backend.set_floatx("float64")
-    keras.mixed_precision.set_global_policy("float64")
-    keras.utils.set_random_seed(7)
-    model, updates = tagger(), optimizer()
-    balance = LoadBalance(EveryRoundAnother(1), global_batch=BATCH)
-    balance.start(model, updates)
-    start = model.get_weights()
-    data = resize_batches(texts(), balance, weight_of=words)
-
-    @tf.function(input_signature=data.element_spec)
-    def step(x: tf.Tensor, y: tf.Tensor) -> None:
-        with tf.GradientTape() as tape:
-            loss = token_mean(tf.cast(y, tf.float64), model(x, training=True))
-        gradients = weighted_gradients(tape, loss, model.trainable_variables, balance)
-        updates.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
-
-    for _ in range(EPOCHS):
-        for batch in balance.batches(data):
-            step(*batch)
-
-    def alone() -> list[np.ndarray]:
-        one, own = tagger(), optimizer()
-        one.set_weights(start)
-        for x, y in rounds(texts()).repeat(EPOCHS):
-            with tf.GradientTape() as tape:
-                loss = token_mean(tf.cast(y, tf.float64), one(x, training=True))
-            gradients = tape.gradient(loss, one.trainable_variables)
-            own.apply_gradients(zip(gradients, one.trainable_variables, strict=True))
-        return one.get_weights()
-
-    pairs = zip(model.get_weights(), on_rank_0(alone), strict=True)
-    return {"weights": max(apart(a, b) for a, b in pairs), "spread": spread(model), "rounds": balance.rounds}
+    given = arrays if data is None else data
+    return against_one_process(made, given, policy or EveryRoundAnother(most), whole=arrays, **options)
 
 
 def of_weight(loss: Any = token_mean) -> Callable[[], dict[str, Any]]:
@@ -212,7 +135,7 @@ def stream() -> tf.data.Dataset:
     return samples.map(lambda words, labels: (words[words > 0], labels[labels >= 0]))
 
 
-class Batches(keras.utils.Sequence if not KERAS_3 else keras.utils.PyDataset):  # type: ignore[misc]
+class Batches(keras.utils.Sequence):
     def __len__(self) -> int:
         return SAMPLES // 10 + 1
 
@@ -247,28 +170,25 @@ def by_cost(**resized: Any) -> dict[str, Any]:
     return outcome | {"largest": int(max(number * longest for number, longest in sizes)), "batches": len(sizes)}
 
 
+def of_first_head(x: tf.Tensor, y: dict[str, tf.Tensor]) -> tf.Tensor:
+    return tf.math.count_nonzero(y["a"] >= 0)
+
+
+def sum_and_mean() -> dict[str, Any]:
+    losses = {"a": keras.losses.MeanSquaredError(reduction="sum"), "b": "mse"}
+    return {"loss": losses, "loss_weights": {"a": 0.1, "b": 1.0}}
+
+
 CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "weight_of": lambda: case(of_weight(), texts(), resized={"weight_of": words}),
-    "weight_of, micro-batches": lambda: case(of_weight(), texts(), most=4, resized={"weight_of": words}),
-    "weight_of, outputs": lambda: case(
-        two_losses, with_two_labels(), two_heads, resized={"weight_of": lambda x, y: tf.math.count_nonzero(y["a"] >= 0)}
-    ),
     "weight_of, outputs, micro-batches": lambda: case(
-        two_losses, with_two_labels(), two_heads, most=4,
-        resized={"weight_of": lambda x, y: tf.math.count_nonzero(y["a"] >= 0)},
+        two_losses, with_two_labels(), two_heads, most=4, resized={"weight_of": of_first_head}
     ),
-    "weight_of, a loop": loop,
-    "masks": lambda: case(of_masks, filled(), lambda: tagger(masked=True)),
     "masks, micro-batches": lambda: case(of_masks, filled(), lambda: tagger(masked=True), most=4),
     "masks, eagerly": lambda: case(
         lambda: {**of_masks(), "run_eagerly": True}, filled(), lambda: tagger(masked=True)
     ),
-    "ignored class": lambda: case(
-        lambda: {"loss": Cross(from_logits=True, ignore_class=-1)}, texts()
-    ),
-    "sample weights": lambda: case(
-        lambda: {"loss": Cross(from_logits=True), "weighted_metrics": ["sparse_categorical_accuracy"]}, with_weights()
-    ),
+    "ignored class": lambda: case(lambda: {"loss": Cross(from_logits=True, ignore_class=-1)}, texts()),
     "sample weights and masks": lambda: case(
         lambda: {"loss": Cross(from_logits=True), "weighted_metrics": ["sparse_categorical_accuracy"]},
         with_weights(), lambda: tagger(masked=True),
@@ -277,23 +197,11 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
         lambda: {"loss": "binary_crossentropy", "metrics": ["accuracy"]}, of_classes(), classifier,
         resized={"weight_of": lambda x, y: tf.shape(y)[0]}, class_weight={0: 1.0, 1: 5.0},
     ),
-    "sum": lambda: case(sums, filled()),
     "sum, micro-batches": lambda: case(sums, filled(), most=4),
     "sum and mean": lambda: case(
-        lambda: {
-            "loss": {"a": keras.losses.MeanSquaredError(reduction="sum"), "b": "mse"},
-            "loss_weights": {"a": 0.1, "b": 1.0},
-        },
-        (texts()[0], {"a": of_classes()[1], "b": of_classes()[1]}), two_heads,
+        sum_and_mean, (texts()[0], {"a": of_classes()[1], "b": of_classes()[1]}), two_heads
     ),
-    "cost_of": lambda: by_cost(prefetch=2),
-    "cost_of, micro-batches": lambda: by_cost(max_micro_batch_cost=2 * LONGEST),
+    "cost_of, micro-batches": lambda: by_cost(prefetch=2, max_micro_batch_cost=2 * LONGEST),
     "cost_of a stream": lambda: by_cost(data=stream(), cost_of=lambda x, y: tf.size(x), padding_values=(0, -1)),
     "cost_of a sequence": lambda: by_cost(data=Batches(), cost_of=lambda x, y: tf.math.count_nonzero(x)),
-    **ADAPTING,
 }  # fmt: skip
-
-
-if __name__ == "__main__":
-    tf.config.threading.set_intra_op_parallelism_threads(1)
-    serve(hvd, CASES)

@@ -9,6 +9,6 @@ import tensorflow as tf
 tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
 
 
-def optimise() -> None:
-    """Have TensorFlow optimise graphs, as it does for users; before it runs any."""
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
+def optimise(on: bool) -> None:
+    """Have TensorFlow optimise graphs that are traced from now on, as it does for users."""
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": not on})

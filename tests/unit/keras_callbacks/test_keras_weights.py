@@ -8,25 +8,16 @@ import re
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
-hvd = pytest.importorskip("horovod.tensorflow")
-import tensorflow as tf  # noqa: E402 - imported by Horovod if it is there
+from hvd_hetero.errors import RoundStateError
+from keras_callbacks import LoadBalance, resize_batches
+from keras_callbacks.step.weights import Weights
+from tests.unit.keras_callbacks import small
+from tests.unit.keras_callbacks.small import SEVERAL, keras
 
-from hvd_hetero.errors import RoundStateError  # noqa: E402
-from hvd_hetero.policies import BSP, ElasticBSP, NonBlocking  # noqa: E402
-from keras_callbacks import LoadBalance, resize_batches  # noqa: E402
-from keras_callbacks.step.weights import Weights  # noqa: E402
-
-keras = tf.keras
 X = np.array([[1, 2, 0], [3, 0, 0], [4, 5, 6], [0, 0, 0]] * 2)
 Y = (X % 2).astype("float32")[..., None]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def horovod():
-    hvd.init()
-    yield
-    hvd.shutdown()
 
 
 def network(outputs=1, **compiled):
@@ -39,84 +30,36 @@ def network(outputs=1, **compiled):
 
 
 def fit(model=None, *, data=(X, Y), policy="bsp", epochs=1, **resized):
-    balance = LoadBalance(policy, global_batch=4)
-    model = network() if model is None else model
-    history = model.fit(resize_batches(data, balance, **resized), epochs=epochs, callbacks=[balance], verbose=0)
-    return history.history, balance
-
-
-def infinite(x, y):
-    return tf.constant(float("inf"))
+    return small.fit(model or network(), policy, data=data, epochs=epochs, resized=resized)
 
 
 def fails(x, y):
     raise KeyError("labels")
 
 
+STREAM = tf.data.Dataset.from_tensor_slices((X, Y))
+
+
 @pytest.mark.parametrize(
-    ("weight_of", "message"),
+    ("policy", "options", "message"),
     [
-        (lambda x, y: tf.constant(float("nan")), "round 0: 4 samples of rank 0 weigh nan, and a weight must be finite"),
-        (lambda x, y: -1, "round 0: 4 samples of rank 0 weigh -1.0, .* at least 0"),
-        (infinite, "weigh inf"),
-        (lambda x, y: y, r"weight_of failed for .*InvalidArgumentError|weight_of failed for .*ValueError.*one number"),
-        (fails, "weight_of failed for .*KeyError: 'labels'.*computed by TensorFlow"),
-        (lambda x, y: y.numpy().sum(), "weight_of failed for .*AttributeError"),
-        (lambda x, y: 0, "weight_of gave 0 for every batch of round 0"),
-        (max, "weight_of failed for .*no signature"),
+        ("bsp", {"weight_of": lambda x, y: tf.constant(float("nan"))}, "round 0: 4 samples of rank 0 weigh nan"),
+        (SEVERAL, {"weight_of": lambda x, y: tf.constant(float("inf"))}, "round 0: 2 samples of rank 0 weigh inf"),
+        ("bsp", {"weight_of": lambda x, y: -1}, "weigh -1.0, .* at least 0"),
+        (SEVERAL, {"weight_of": lambda x, y: y}, "weight_of failed for .*(InvalidArgument|Value)Error.*one number"),
+        (SEVERAL, {"weight_of": fails}, "weight_of failed for .*KeyError: 'labels'.*computed by TensorFlow"),
+        ("bsp", {"weight_of": lambda x, y: y.numpy().sum()}, "weight_of failed for .*AttributeError"),
+        ("bsp", {"weight_of": lambda x, y: 0}, "weight_of gave 0 for every batch of round 0"),
+        ("bsp", {"weight_of": max}, "weight_of failed for .*no signature"),
+        ("bsp", {"cost_of": lambda i: -1}, r"cost_of must be from 0 to 1e\+100, got -1.0 for index \d"),
+        ("bsp", {"cost_of": lambda i: {}[i]}, r"cost_of failed for index \d, KeyError"),
+        ("bsp", {"data": STREAM, "cost_of": lambda x, y: x}, "cost_of failed for .*one number"),
+        ("bsp", {"data": STREAM, "cost_of": lambda x, y: float("nan")}, "cost_of.*got nan for a sample of the stream"),
     ],
-    ids=["NaN", "negative", "infinite", "one for each", "raises", "not in the graph", "nothing at all", "no signature"],
 )
-@pytest.mark.parametrize("policy", ["bsp", "several"])
-def test_a_weight_that_is_none_ends_the_fit_with_an_error_that_says_whose(weight_of, message, policy):
-    with pytest.raises(ValueError, match=re.compile(message.replace("4 samples", "[24] samples"), re.DOTALL)):
-        fit(weight_of=weight_of, policy=BSP(max_micro_batch=2) if policy == "several" else policy)
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"weight_of": 3}, TypeError, "weight_of must be a function of a batch, got 3"),
-        ({"max_micro_batch_cost": 8}, ValueError, "max_micro_batch_cost needs cost_of"),
-        ({"cost_of": [1, 2]}, ValueError, r"cost_of must hold one number for each of the 8 samples, got shape \(2,\)"),
-        (
-            {"cost_of": [*range(7), np.nan]},
-            ValueError,
-            r"cost_of\[7\] must be from 0 to 1e\+100, got nan",
-        ),
-        ({"cost_of": lambda i: -1}, ValueError, r"cost_of must be from 0 to 1e\+100, got -1.0 for index \d"),
-        ({"cost_of": lambda i: 1e308}, ValueError, r"cost_of must be from 0 to 1e\+100, got 1e\+308 for index \d"),
-        ({"cost_of": lambda i: {}[i]}, ValueError, r"cost_of failed for index \d, KeyError"),
-        ({"cost_of": np.arange(8), "max_micro_batch_cost": 5}, ValueError, "got 5, and index 7 costs 7"),
-    ],
-    ids=["no function", "no costs", "too few", "NaN", "negative", "too large", "raises", "above the limit"],
-)
-def test_what_says_no_weight_or_cost_is_refused(options, error, message):
-    with pytest.raises(error, match=message):
-        fit(**options)
-
-
-@pytest.mark.parametrize(
-    ("cost_of", "message"),
-    [
-        ([1, 2], "cost_of must be a function of a sample for a stream"),
-        (lambda x, y: x, "cost_of failed for .*one number"),
-        (lambda x, y: float("nan"), r"cost_of must be from 0 to 1e\+100, got nan for a sample of the stream"),
-    ],
-    ids=["an array", "one for each word", "NaN"],
-)
-def test_what_says_no_cost_of_a_stream_is_refused(cost_of, message):
-    with pytest.raises((TypeError, ValueError), match=re.compile(message, re.DOTALL)):
-        fit(data=tf.data.Dataset.from_tensor_slices((X, Y)), cost_of=cost_of)
-
-
-@pytest.mark.parametrize(
-    "policy", [NonBlocking(2, scaling="n/N"), ElasticBSP(2, updates="local")], ids=["twice", "local updates"]
-)
-def test_rounds_that_do_more_than_weigh_refuse_weight_of(policy):
-    balance = LoadBalance(policy, global_batch=4)
-    with pytest.raises(ValueError, match="weight_of does not go with policy"):
-        resize_batches((X, Y), balance, weight_of=lambda x, y: 1)
+def test_what_is_no_weight_or_no_cost_ends_the_fit_with_an_error_that_says_whose(policy, options, message):
+    with pytest.raises(ValueError, match=re.compile(message, re.DOTALL)):
+        fit(policy=policy, **options)
 
 
 def test_data_that_were_resized_for_another_step_are_refused_and_work_when_resized_again():
@@ -127,13 +70,6 @@ def test_data_that_were_resized_for_another_step_are_refused_and_work_when_resiz
         model.fit(first, callbacks=[balance], verbose=0)
     again = resize_batches((X, Y), balance, weight_of=lambda x, y: tf.reduce_sum(y) + 1)
     model.fit(again, callbacks=[balance], verbose=0)
-
-
-def test_a_loop_of_ones_own_refuses_micro_batches():
-    balance = LoadBalance("bsp", global_batch=4)
-    data = resize_batches((X, Y), balance, cost_of=np.arange(8), max_micro_batch_cost=8)
-    with pytest.raises(ValueError, match=r"max_micro_batch_cost is for model\.fit"):
-        next(balance.batches(data))
 
 
 def test_weights_of_a_loop_are_checked_as_well():
@@ -162,7 +98,7 @@ def test_losses_are_as_keras_has_them_in_evaluation_and_after_release(loss):
         np.testing.assert_allclose(mine, theirs, rtol=1e-6)
 
 
-@pytest.mark.parametrize("policy", ["bsp", BSP(max_micro_batch=2)], ids=["one", "several"])
+@pytest.mark.parametrize("policy", ["bsp", SEVERAL], ids=["one", "several"])
 def test_masks_of_several_outputs_that_are_found_to_differ_are_refused(policy):
     losses = [keras.losses.MeanSquaredError(reduction="mean_with_sample_weight") for _ in "ab"]
     weights = np.ones(X.shape), np.arange(X.size).reshape(X.shape)

@@ -1,4 +1,4 @@
-"""How the states of one metric on several ranks make the state of all: by what its update does, read off the graph.
+"""What a traced train step shows: how it changes each variable, and which of its figures are made of which state.
 
 A metric does not say what its variables are. Nearly all are sums over samples, which add up over ranks; but a
 maximum is none, and its sum would be a figure of no sample. So the train step, once traced, is searched for
@@ -7,11 +7,16 @@ else is unknown. An update that is hidden in a function or a branch counts as a 
 
 A sum that grows by the same in every step, whatever the batch, counts batches, as in a ``Mean`` which is updated with
 a batch's mean loss. One process adds 1 a round, so a rank adds its share of the round's samples (`weigh`).
+
+A step may return any figure under any name: ``{"loss": self.total_loss_tracker.result()}``. Ranks join the state of
+the metrics; the figures of all samples are then what the step itself makes of the joined state. So each figure is
+followed back through the graph. If it is made of metrics' variables as they are at the step's end, that part of the
+graph is kept, to be run again on the joined state (`figures_in`). Any other figure belongs to the batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -21,6 +26,7 @@ Reduction = Literal["sum", "max", "min", "unknown"]
 
 _ADDED = {"AssignAddVariableOp": 1.0, "AssignSubVariableOp": -1.0}
 _SAME_VALUE = {"Cast", "Identity", "Reshape"}
+_READ = "ReadVariableOp"
 _BY_OPERATION: dict[str, Reduction] = {
     "Add": "sum", "AddV2": "sum", "AddN": "sum", "Sub": "sum", "Maximum": "max", "Minimum": "min"
 }  # fmt: skip
@@ -83,7 +89,7 @@ def of_no_batch(
         update = updates.get(variable._unique_id)
         operations = {} if update is None else {n: o for value in update.values for n, o in behind(value).items()}
         if update is not None and is_given(graph, operations):
-            reads = [handles.get(o.inputs[0].name) for o in operations.values() if o.type == "ReadVariableOp"]
+            reads = [handles.get(o.inputs[0].name) for o in operations.values() if o.type == _READ]
             found[variable._unique_id] = variable, {v._unique_id for v in reads if v is not None}
     changed = updates.keys() - same
     for _ in range(len(found)):  # each pass may drop one that others are made of
@@ -100,6 +106,95 @@ def weigh(updates: Iterable[Update], weight: tf.Tensor) -> None:
             update.variable.assign_add(tf.cast(sign, dtype) * less * tf.cast(value, dtype))
 
 
+@dataclass(slots=True)
+class Figures:
+    """The figures of one traced step, by name: those made of state, and those of the batch."""
+
+    of_state: dict[str, list[tf.Variable]] = field(default_factory=dict)
+    """By figure, the variables that a step changes and the figure is made of."""
+    partly_of_state: list[str] = field(default_factory=list)
+    """Figures made of state and of something else, too, or of state in a function, which is not looked into."""
+    compute: Callable[[], dict[str, Any]] = dict
+    """A function that computes the figures made of state, from the present state."""
+
+
+def figures_in(
+    graph: Any,
+    figures: dict[str, Any],
+    handles: Mapping[str, tf.Variable],
+    updates: dict[str, Update],
+    apart: Iterable[tf.Variable],
+    metrics: Iterable[tf.Variable] = (),
+) -> Figures:
+    """Return what the figures of a step are made of.
+
+    ``apart`` are variables that are no state of metrics, though steps change them: weights, the optimizer's.
+    ``metrics`` are known to be state: a user's function or branch that takes one may do anything with it.
+    """
+    found = Figures()
+    order = {operation.name: i for i, operation in enumerate(graph.get_operations())}
+    no_state, known = {v._unique_id for v in apart}, {v._unique_id for v in metrics}
+    for name, figure in figures.items():
+        parts = tf.nest.flatten(figure)
+        tensors = [part for part in parts if isinstance(part, tf.Tensor)]
+        operations = {n: o for tensor in tensors for n, o in behind(tensor).items()}
+        taken = [(o, handles.get(tensor.name)) for o in operations.values() for tensor in o.inputs]
+        read = [(o, v) for o, v in taken if o.type == _READ]
+        changed = {v._unique_id: v for _, v in read if v is not None and v._unique_id in updates.keys() - no_state}
+        at_the_end = all(
+            v is not None
+            and v._unique_id not in no_state
+            and (v._unique_id not in changed or order[o.name] > order[updates[v._unique_id].last])
+            for o, v in read
+        )
+        if len(tensors) == len(parts) and at_the_end and is_given(graph, operations):
+            found.of_state[name] = list(changed.values())
+        elif changed or any(v._unique_id in known for o, v in taken if v is not None and o.type != _READ):
+            found.partly_of_state.append(name)
+    found.compute = _cut(graph, handles, {name: figures[name] for name in found.of_state})
+    return found
+
+
+def _cut(graph: Any, handles: Mapping[str, tf.Variable], figures: dict[str, Any]) -> Callable[[], dict[str, Any]]:
+    """Return a function that computes these tensors of a graph from the variables that they read."""
+    tensors = tf.nest.flatten(figures)
+    if not tensors:
+        return dict
+    names = [tensor.name for tensor in tensors]
+    operations = {name: o for tensor in tensors for name, o in behind(tensor).items()}
+    captured = {inner.name: outer for outer, inner in graph.captures}
+    given: dict[str, Any] = {}
+    whole = graph.as_graph_def()
+    definition = tf.compat.v1.GraphDef(versions=whole.versions, library=whole.library)
+    for node in whole.node:
+        operation = operations.get(node.name)
+        if operation is None:
+            continue
+        result = operation.outputs[0].name
+        source = handles[operation.inputs[0].name] if operation.type == _READ else captured.get(result)
+        if source is not None:
+            given[result] = source
+        else:
+            copied = definition.node.add()
+            copied.CopyFrom(node)
+            copied.input[:] = [i for i in node.input if not i.startswith("^")]
+            copied.attr.pop("_class", None)
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def of(values: list[tf.Tensor]) -> list[tf.Tensor]:
+        found: list[tf.Tensor] = tf.graph_util.import_graph_def(
+            definition, input_map=dict(zip(given, values, strict=True)), return_elements=names, name=""
+        )
+        return found
+
+    def compute() -> dict[str, Any]:
+        values = [v.read_value() if isinstance(v, tf.Variable) else v for v in given.values()]
+        found: dict[str, Any] = tf.nest.pack_sequence_as(figures, of(values))
+        return found
+
+    return compute
+
+
 def behind(tensor: tf.Tensor) -> dict[str, Any]:
     """Return the operations that compute a tensor, back to where variables are read."""
     found: dict[str, Any] = {}
@@ -108,7 +203,7 @@ def behind(tensor: tf.Tensor) -> dict[str, Any]:
         operation = open_.pop()
         if operation.name not in found:
             found[operation.name] = operation
-            if operation.type != "ReadVariableOp":
+            if operation.type != _READ:
                 open_ += [t.op for t in operation.inputs]
     return found
 
@@ -117,7 +212,7 @@ def is_given(graph: Any, operations: dict[str, Any]) -> bool:
     """Return whether these depend on no batch: only on variables and constants."""
     constants = {inner.op.name for outer, inner in graph.captures if isinstance(outer, tf.__internal__.EagerTensor)}
     return all(
-        o.type == "ReadVariableOp" or name in constants or not (o.type == "Placeholder" or o.op_def.is_stateful)
+        o.type == _READ or name in constants or not (o.type == "Placeholder" or o.op_def.is_stateful)
         for name, o in operations.items()
     )
 
@@ -136,7 +231,7 @@ def _change(assignment: Any) -> tuple[Reduction, list[tuple[float, tf.Tensor]]]:
 
 
 def _reads(operation: Any, handle: tf.Tensor) -> bool:
-    return bool(operation.type == "ReadVariableOp" and operation.inputs[0].name == handle.name)
+    return bool(operation.type == _READ and operation.inputs[0].name == handle.name)
 
 
 def _origin(tensor: Any) -> Any:
