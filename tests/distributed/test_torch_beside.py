@@ -1,4 +1,7 @@
-"""Scaled losses beside DDP, FSDP2 and Horovod's own optimizer: exact, timed, and told where it goes wrong."""
+"""Scaled losses beside DDP, FSDP2 and Horovod's own optimizer: exact, timed, and told where it goes wrong.
+
+What is not about their reducers is on threads: the array of pairs, and tests/unit/torch_hooks/test_torch_beside.py.
+"""
 
 from __future__ import annotations
 
@@ -14,41 +17,20 @@ JOBS = {
     "2 ranks of torch.distributed": (2, "torch.distributed"),
     "3 ranks of torch.distributed": (3, "torch.distributed"),
     "2 ranks of Horovod": (2, "torch"),
-    "3 ranks of Horovod": (3, "torch"),
-}
-FOUR = {"4 ranks of torch.distributed": (4, "torch.distributed")}
-ANY = [
-    "momentum", "adamw", "clipped", "frozen", "static", "bsp", "lb-bsp", "loader with a worker",
-]  # fmt: skip
-TOKENS = ["tokens", "tokens, k = 3", "tokens told to scale", "lengths"]
-SEVERAL = ["k = 3", "k = 3, reduced each time", "max_micro_batch", "lengths, k = 2 at least"]
-EXACT = {
-    "ddp": [
-        *ANY,
-        *SEVERAL,
-        *TOKENS,
-        "decay in the loss",
-        "penalty",
-        "find_unused_parameters",
-        "static_graph",
-        "scaler",
-    ],
-    "fsdp": [*ANY, *SEVERAL, *TOKENS, "kept whole"],
-    "horovod": [*ANY, *TOKENS, "decay in the loss", "penalty", "k = 3", "sums"],
 }
 
 
 @pytest.fixture(scope="module")
 def ranks(request, pool):
-    with pool("torch_beside.py", *(JOBS | FOUR)[request.param]) as ranks:
+    with pool("torch_beside.py", *JOBS[request.param]) as ranks:
         yield ranks
 
 
-def of(*kinds: str, ranks: int):
-    """Jobs of so many ranks on which one of these reducers is."""
-    wires = {"Horovod" if kind == "horovod" else "torch.distributed" for kind in kinds}
-    found = [f"{ranks} ranks of {wire}" for wire in sorted(wires)]
-    return pytest.mark.parametrize("ranks", found, indirect=True, scope="module")
+two, three, horovod = (pytest.mark.parametrize("ranks", [job], indirect=True, scope="module") for job in JOBS)
+
+
+def cases(**of):
+    return pytest.mark.parametrize("case", [f"{kind}: {case}" for kind, some in of.items() for case in some])
 
 
 def require_exact(outcome):
@@ -57,77 +39,28 @@ def require_exact(outcome):
     assert outcome["visited"]
 
 
-# All cases on two ranks, on three those in which it matters how many ranks there are.
-OF_THREE = {
-    "ddp": ["momentum", "static", "k = 3", "max_micro_batch"],
-    "fsdp": ["momentum", "k = 3"],
-    "horovod": ["momentum", "static", "sums"],
-}
-for kind in OF_THREE:
-    OF_THREE[kind] += ["tokens", "lengths"]
-OWN = {
-    "own": [
-        "tokens", "tokens, max_micro_batch", "tokens, a rank without data", "lengths", "lengths, in micro-batches",
-        "lengths of a stream", "rests",
+@two
+@cases(
+    ddp=[
+        "momentum", "lb-bsp", "k = 3", "k = 3, reduced each time", "max_micro_batch", "tokens, k = 3",
+        "lengths, by a worker", "penalty", "find_unused_parameters", "static_graph",
     ],
-}  # fmt: skip
-
-
-BOTH = ["", ", tokens", ", max_micro_batch"]
-ADAPTS = {"own": BOTH, "ddp": [*BOTH, ", k = 2", ", clipped", ", reduced each time"]}
-ADAPTS = {kind: [f"a batch that adapts{how}" for how in hows] for kind, hows in ADAPTS.items()}
-
-
-def cases(table, *kinds):
-    return pytest.mark.parametrize("case", [f"{kind}: {case}" for kind in kinds for case in table[kind]])
-
-
-@of("ddp", ranks=2)
-@cases(EXACT, "ddp", "fsdp")
+    fsdp=["momentum", "clipped", "k = 3", "tokens, k = 3", "kept whole"],
+)  # fmt: skip
 def test_ddp_and_fsdp2_train_as_one_process_does(ranks, case):
     require_exact(ranks[0][case])
 
 
-@of("ddp", ranks=3)
-@cases(OF_THREE, "ddp", "fsdp")
+@three
+@cases(ddp=["momentum", "k = 3"], fsdp=["momentum", "k = 3"])
 def test_three_ranks_of_ddp_and_fsdp2_train_as_one_process_does(ranks, case):
     require_exact(ranks[0][case])
 
 
-@of("horovod", ranks=2)
-@cases(EXACT, "horovod")
+@horovod
+@cases(horovod=["momentum", "clipped", "tokens", "penalty", "k = 3", "sums"])
 def test_horovods_own_optimizer_trains_as_one_process_does(ranks, case):
     require_exact(ranks[0][case])
-
-
-@of("horovod", ranks=3)
-@cases(OF_THREE, "horovod")
-def test_three_ranks_of_horovods_own_optimizer_train_as_one_process_does(ranks, case):
-    require_exact(ranks[0][case])
-
-
-@of("ddp", "horovod", ranks=2)
-@cases(OWN, "own")
-def test_unequal_samples_train_as_one_process_does(ranks, case):
-    require_exact(ranks[0][case])
-
-
-@of("ddp", ranks=3)
-@cases(OWN, "own")
-def test_unequal_samples_of_three_ranks_train_as_one_process_does(ranks, case):
-    require_exact(ranks[0][case])
-
-
-@of("ddp", ranks=2)
-@cases(ADAPTS, "ddp", "own")
-def test_a_batch_that_adapts_trains_as_one_process_that_measures_noise_itself(ranks, case):
-    require_adapted(ranks[0][case])
-
-
-@of("ddp", ranks=3)
-@cases(ADAPTS, "ddp", "own")
-def test_three_ranks_whose_batch_adapts_train_as_one_process_does(ranks, case):
-    require_adapted(ranks[0][case])
 
 
 def require_adapted(outcome):
@@ -137,27 +70,33 @@ def require_adapted(outcome):
     assert outcome["totals"] >= 3
 
 
-@of("ddp", "horovod", ranks=2)
-def test_a_rank_that_costs_more_than_it_gives_has_rested(ranks):
-    assert 0 in ranks[0]["own: rests"]["micro_batches"]
+@two
+@pytest.mark.parametrize("how", ["", ", clipped", ", k = 2", ", tokens", ", reduced each time"])
+def test_a_batch_that_adapts_trains_as_one_process_that_measures_noise_itself(ranks, how):
+    require_adapted(ranks[0][f"ddp: a batch that adapts{how}"])
 
 
-@of("ddp", ranks=2)
-@pytest.mark.parametrize("case", ["0, k = 1", "0, k = 3", "1, k = 1", "1, k = 3"])
-def test_deepspeeds_engine_trains_as_one_process_does(ranks, case):
+@three
+def test_three_ranks_whose_batch_adapts_train_as_one_process_does(ranks):
+    require_adapted(ranks[0]["ddp: a batch that adapts"])
+
+
+@two
+@pytest.mark.parametrize("stage", [0, 1])
+def test_deepspeeds_engine_trains_as_one_process_does(ranks, stage):
     pytest.importorskip("deepspeed")
-    outcome = ranks[0][f"deepspeed: {case}"]
+    outcome = ranks[0][f"deepspeed: {stage}"]
     assert outcome["difference"] <= 1e-5, "of 32 bits"
     assert outcome["between_ranks"] == 0.0
     assert outcome["visited"]
 
 
-@of("fsdp", ranks=2)
+@two
 def test_mixed_precision_of_fsdp2_is_near(ranks):
     assert 0 < ranks[0]["fsdp: mixed precision"]["difference"] < 0.02
 
 
-@of("ddp", ranks=2)
+@two
 def test_the_hard_cases_did_occur(ranks):
     """Splits that change all the time, and unequal micro-batches in equal numbers."""
     assert ranks[0]["ddp: momentum"]["splits"] >= 5
@@ -166,35 +105,6 @@ def test_the_hard_cases_did_occur(ranks):
     assert ranks[0]["ddp: k = 3"]["splits"] >= 3
     assert max(ranks[0]["ddp: max_micro_batch"]["micro_batches"]) >= 2
     assert ranks[0]["ddp: lb-bsp"]["tables"] < 30, "steps of a millisecond pay for few"
-    assert ranks[0]["ddp: static"]["micro_batches"] == [1], "shares of a batch"
-
-
-@of("ddp", ranks=2)
-@pytest.mark.parametrize("how", ["ddp", "fsdp, checkpointed"])
-def test_a_rank_times_its_own_work(ranks, how):
-    require_own_time(ranks, how)
-
-
-@of("fsdp", ranks=3)
-def test_three_ranks_time_their_own_work_under_fsdp2(ranks):
-    require_own_time(ranks, "fsdp")
-
-
-@pytest.mark.parametrize("case", ["ddp: momentum", "ddp: k = 3", "fsdp: momentum"])
-@pytest.mark.parametrize("ranks", FOUR, indirect=True, scope="module")
-def test_four_ranks_train_as_one_process_does(ranks, case):
-    require_exact(ranks[0][case])
-
-
-@pytest.mark.parametrize("how", ["ddp", "fsdp"])
-@pytest.mark.parametrize("ranks", FOUR, indirect=True, scope="module")
-def test_four_ranks_time_their_own_work(ranks, how):
-    require_own_time(ranks, how)
-
-
-@of("horovod", ranks=2)
-def test_a_rank_times_its_own_work_beside_horovods_optimizer(ranks):
-    require_own_time(ranks, "horovod")
 
 
 def require_own_time(ranks, how):
@@ -208,15 +118,20 @@ def require_own_time(ranks, how):
     assert waits[0] > 0.8 * (slept_s[-1] - slept_s[0])
 
 
-@of("ddp", ranks=2)
-@pytest.mark.parametrize("case", ["ddp: slow rank", "fsdp: slow rank, k = 3"])
-def test_lb_bsp_gives_the_slow_rank_less(ranks, case):
-    require_less_for_the_slow_rank(ranks, case)
+@two
+@pytest.mark.parametrize("how", ["ddp", "fsdp, checkpointed"])
+def test_a_rank_times_its_own_work(ranks, how):
+    require_own_time(ranks, how)
 
 
-@of("horovod", ranks=2)
-def test_lb_bsp_gives_the_slow_rank_less_beside_horovods_optimizer(ranks):
-    require_less_for_the_slow_rank(ranks, "horovod: slow rank")
+@three
+def test_three_ranks_time_their_own_work_under_fsdp2(ranks):
+    require_own_time(ranks, "fsdp")
+
+
+@horovod
+def test_a_rank_times_its_own_work_beside_horovods_optimizer(ranks):
+    require_own_time(ranks, "horovod")
 
 
 def require_less_for_the_slow_rank(ranks, case):
@@ -226,9 +141,19 @@ def require_less_for_the_slow_rank(ranks, case):
     assert 1.3 < fast / slow < 4.0
 
 
-@of("fsdp", ranks=3)
-@pytest.mark.parametrize("cause", ["throttled", "input"])
-@pytest.mark.parametrize("how", ["ddp", "fsdp"])
+@two
+@pytest.mark.parametrize("case", ["ddp: slow rank, k = 1", "fsdp: slow rank, k = 3"])
+def test_lb_bsp_gives_the_slow_rank_less(ranks, case):
+    require_less_for_the_slow_rank(ranks, case)
+
+
+@horovod
+def test_lb_bsp_gives_the_slow_rank_less_beside_horovods_optimizer(ranks):
+    require_less_for_the_slow_rank(ranks, "horovod: slow rank, k = 1")
+
+
+@three
+@pytest.mark.parametrize(("how", "cause"), [("ddp", "input"), ("fsdp", "throttled")])
 def test_the_report_names_the_slow_rank_and_its_cause(ranks, how, cause):
     if cause == "throttled" and not (support := quota_available()):
         pytest.skip(support.why)
@@ -240,83 +165,56 @@ def test_the_report_names_the_slow_rank_and_its_cause(ranks, how, cause):
     assert f"Rank {slow}" in told["verdict"]
 
 
-@of("ddp", ranks=2)
+@two
 def test_a_training_under_torchrun_goes_on_from_a_file(ranks):
     for rank in ranks:
         assert rank["ddp: saved"] == {"began": 11, "apart": 0.0}
 
 
-@of("horovod", ranks=2)
-@pytest.mark.parametrize("keep", ["saved", "committed"])
-def test_a_training_with_horovods_own_optimizer_goes_on_where_it_was_kept(ranks, keep):
+@horovod
+def test_a_training_with_horovods_own_optimizer_goes_on_where_it_was_committed(ranks):
     for rank in ranks:
-        assert rank[f"horovod: {keep}"]["began"] == 11
-        assert rank[f"horovod: {keep}"]["apart"] <= 1e-14, "Horovod sums in another order now and then"
+        assert rank["horovod: committed"]["began"] == 11
+        assert rank["horovod: committed"]["apart"] <= 1e-14, "Horovod sums in another order now and then"
 
 
-@of("fsdp", ranks=2)
+@two
 def test_a_sharded_model_does_not_go_into_one_file(ranks):
     for rank in ranks:
         assert re.match("ValueError: model is sharded.*torch.distributed.checkpoint", rank["fsdp: saved"])
 
 
-@pytest.mark.parametrize(
-    ("attempt", "message"),
-    [
-        ("no scalar", r"ValueError: loss must be one number.*got shape \(2,\); scale loss.mean\(\)"),
-        ("no tensor", "TypeError: loss must be a tensor, got float"),
-        ("not scaled", r"RoundStateError: the loss of the last batch was not scaled.*balance.scale\(loss\)"),
-        ("not propagated", r"RoundStateError: the scaled loss of the last batch was not used"),
-        ("twice", "RoundStateError: scale.. came twice for one batch"),
-        ("each of two", "RoundStateError: scale.. came twice for one batch.*of several models too.*scale their sum"),
-        ("sum of two", "nothing was refused"),
-        ("no gradient", r"ValueError: loss has no gradient: it was computed or scaled under torch.no_grad\(\)"),
-        ("outside", "RoundStateError: scale.. came without a batch"),
-        ("collective", "nothing was refused"),
-        ("learning rates", r"PlanMismatchError: round \d: ranks \[1\] have other hyper-parameters"),
-        ("NaN", r"HeteroError: round 4: the gradient of ranks \[1\] is not finite"),
-        ("policy", "ValueError: policy 'non-blocking' needs a reducer of this package.*optimizer = DistributedOptim"),
-        ("no data", "ValueError: policy 'static' needs a reducer of this package"),
-        ("wrapped too late", "ValueError: balance has begun beside a reducer of your own"),
-        ("weighs nothing", r"ValueError: weight_of gave 0.*round 3\b"),
-        ("negative weight", "ValueError: weight must be.*-1"),
-        ("two weights", "ValueError: weight of scale.*weight_of"),
-    ],
-)
-@of("ddp", "horovod", ranks=2)
-def test_what_goes_wrong_is_told(ranks, attempt, message):
+ANYWHERE = {
+    "sum of two": "nothing was refused",
+    "collective": "nothing was refused",
+    "learning rates": r"PlanMismatchError: round \d: ranks \[1\] have other hyper-parameters",
+}
+BESIDE_DDP = {
+    "scripted": "nothing was refused",
+    "no reducer": r"PlanMismatchError: round \d+: ranks \[1\] hold other parameters.*DistributedDataParallel",
+    "step in between": "RoundStateError: step.. came in the middle of a round.*if balance.round_complete",
+    "cleared in between": "RoundStateError: zero_grad.. came in the middle of a round",
+    "adapts, by hand": "ValueError: global_batch=Goodput.*could not measure",
+    "adapts, not cleared": "ValueError: global_batch=Goodput.*zero_grad",
+    "adapts, in shards": "ValueError: global_batch=Goodput.*fully_shard.*torch_hooks.DistributedOptimizer",
+}
+BESIDE_HOROVOD = {
+    "adapts": "ValueError: global_batch=Goodput.*hvd.DistributedOptimizer.*torch_hooks.DistributedOptimizer",
+    "sums": "ValueError: hvd.DistributedOptimizer makes the sum.*reducer='sum'",
+    "closure": r"RoundStateError: step.closure. of hvd.DistributedOptimizer reduces.*skip_synchronize",
+    "closure that reduces": "nothing was refused",
+}
+
+
+@two
+@pytest.mark.parametrize("attempt", ANYWHERE | BESIDE_DDP)
+def test_what_goes_wrong_beside_ddp_is_told(ranks, attempt):
     for rank in ranks:
-        assert re.match(message, rank["attempts"][attempt])
+        assert re.match((ANYWHERE | BESIDE_DDP)[attempt], rank["attempts"][attempt])
 
 
-@of("ddp", ranks=2)
-@pytest.mark.parametrize(
-    ("attempt", "message"),
-    [
-        ("no reducer", r"PlanMismatchError: round \d+: ranks \[1\] hold other parameters.*DistributedDataParallel"),
-        ("step in between", "RoundStateError: step.. came in the middle of a round.*if balance.round_complete"),
-        ("cleared in between", "RoundStateError: zero_grad.. came in the middle of a round"),
-        ("adapts, by hand", "ValueError: global_batch=Goodput.*could not measure"),
-        ("adapts, not cleared", "ValueError: global_batch=Goodput.*zero_grad"),
-        ("adapts, in shards", "ValueError: global_batch=Goodput.*fully_shard.*torch_hooks.DistributedOptimizer"),
-        ("not to be accumulated", "TypeError: model must be a DistributedDataParallel or sharded by fully_shard"),
-    ],
-)
-def test_what_goes_wrong_beside_ddp_is_told(ranks, attempt, message):
+@horovod
+@pytest.mark.parametrize("attempt", ANYWHERE | BESIDE_HOROVOD)
+def test_what_goes_wrong_beside_horovods_optimizer_is_told(ranks, attempt):
     for rank in ranks:
-        assert re.match(message, rank["attempts"][attempt])
-
-
-@of("horovod", ranks=2)
-@pytest.mark.parametrize(
-    ("attempt", "message"),
-    [
-        ("adapts", "ValueError: global_batch=Goodput.*hvd.DistributedOptimizer.*torch_hooks.DistributedOptimizer"),
-        ("sums", "ValueError: hvd.DistributedOptimizer makes the sum.*reducer='sum'"),
-        ("closure", r"RoundStateError: step.closure. of hvd.DistributedOptimizer reduces.*skip_synchronize"),
-        ("closure that reduces", "nothing was refused"),
-    ],
-)
-def test_what_goes_wrong_beside_horovods_optimizer_is_told(ranks, attempt, message):
-    for rank in ranks:
-        assert re.match(message, rank["attempts"][attempt])
+        assert re.match((ANYWHERE | BESIDE_HOROVOD)[attempt], rank["attempts"][attempt])

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
+import os
 
 import pytest
-from limits import TORCH_S
 
 from hvd_hetero.testing import RankError
 
 pytestmark = pytest.mark.distributed
+ON_DEVICE = os.environ.get("HVD_HETERO_TEST_DEVICE", "cpu") != "cpu"
 
 
 OVER_TORCH = "3 ranks of torch.distributed"
@@ -36,27 +36,22 @@ def test_every_optimizer_of_pytorch_is_tried(outcome):
     assert set(outcome["optimizers"]) >= {
         "ASGD", "Adadelta", "Adagrad", "Adam", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD",
     }  # fmt: skip
-    for scenario in (
-        "state_is_broadcast_for_every_optimizer", "horovods_broadcasts_work_after_wrapping",
-        "options_are_broadcast_for_every_optimizer",
-    ):  # fmt: skip
+    for scenario in ("state, before wrapping", "state, after wrapping", "options_are_broadcast_for_every_optimizer"):
         assert set(outcome[scenario]) == set(outcome["optimizers"])
 
 
 @on_two_ranks
-def test_a_checkpoint_that_rank_0_has_loaded_reaches_fresh_optimizers(ranks):
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_checkpoint_that_rank_0_has_loaded_reaches_fresh_optimizers(ranks, moment):
+    """Also by Horovod's broadcasts, once they are wrapped."""
     for rank in ranks:
-        for name, case in rank["state_is_broadcast_for_every_optimizer"].items():
-            assert case["lost"] == 0.0, name
-            assert case["entries"] > 0, name
-            assert case["parameters apart"] == case["state apart"] == 0.0, name
+        for name, case in rank[f"state, {moment} wrapping"].items():
+            assert case == {"lost": 0.0, "hooks": 0, "apart": 0.0}, name
 
 
 @on_two_ranks
-def test_horovods_broadcasts_after_wrapping_bring_what_rank_0_has_loaded_and_change_nothing_else(ranks):
-    for rank in ranks:
-        for name, case in rank["horovods_broadcasts_work_after_wrapping"].items():
-            assert case == {"with nothing to load": 0.0, "lost": 0.0, "hooks": 0, "apart": 0.0}, name
+def test_horovods_broadcasts_change_nothing_where_there_is_nothing_to_load(outcome):
+    assert set(outcome["broadcasts_with_nothing_to_load"].values()) == {0.0}
 
 
 @on_two_ranks
@@ -64,20 +59,6 @@ def test_options_become_those_of_rank_0_with_their_types(ranks):
     for rank in ranks:
         for name, case in rank["options_are_broadcast_for_every_optimizer"].items():
             assert case == {"same": True, "parameters apart": 0.0}, name
-
-
-@on_two_ranks
-def test_parameters_that_are_not_trained_are_broadcast_too(ranks):
-    for rank in ranks:
-        assert rank["parameters_without_gradients_are_broadcast"] == {
-            "which": [1, 3], "dtype": "torch.int64", "apart": 0.0,
-        }  # fmt: skip
-
-
-@on_two_ranks
-def test_several_optimizers_in_one_job_do_not_meet(outcome):
-    case = outcome["state_with_several_optimizers"]
-    assert case == {"parameters apart": 0.0, "state apart": 0.0, "entries": [16, 4], "steps": 4.0}
 
 
 def test_gradients_are_exchanged_though_a_rank_does_not_have_them(outcome):
@@ -88,25 +69,9 @@ def test_gradients_are_exchanged_though_a_rank_does_not_have_them(outcome):
         assert case["apart"] == 0.0, name
 
 
-def test_the_difference_between_ranks_stays_zero(outcome):
-    assert outcome["ranks_do_not_drift"] == {"parameters apart": 0.0, "state apart": 0.0}
-
-
 @on_two_ranks
-def test_names_must_be_unique_and_complete_or_are_made(outcome):
-    case = outcome["names"]
-    assert re.match("ValueError: names in named_parameters must be unique, repeated: bias, weight", case["duplicate"])
-    assert re.match("ValueError: named_parameters must name every parameter", case["missing"])
-    assert re.match("ValueError: named_parameters must be pairs", case["not pairs"])
-    assert case["unique"]
-    assert case["same everywhere"]
-    assert case["nameless apart"] == case["groups apart"] == 0.0
-    assert case["rates"] == [0.1, 0.01]
-
-
-@on_two_ranks
-def test_gradients_can_be_turned_off_and_on(outcome):
-    assert outcome["gradients_are_turned_off_and_on"] == {"only the active one": True, "apart": 0.0}
+def test_names_are_made_alike_on_all_ranks(outcome):
+    assert outcome["names"] == {"unique": True, "same everywhere": True, "apart": 0.0, "rates": [0.1, 0.01]}
 
 
 @on_two_ranks
@@ -119,27 +84,8 @@ def test_the_gradient_of_all_ranks_is_clipped(outcome):
     assert case["moved"] == pytest.approx(0.1 * case["after"], rel=1e-4)
 
 
-def test_step_after_synchronize_uses_the_sums_as_they_are(outcome):
-    # With three ranks the order of a sum follows what was fused with it.
-    assert outcome["a_step_after_synchronize_does_not_synchronise_twice"]["difference"] < 1e-7
-
-
-@on_two_ranks
-def test_several_backward_passes_make_one_update(outcome):
-    case = outcome["several_backward_passes_per_step"]
-    assert case["difference"] < 1e-14
-    assert case["calls"] == 3 * case["rounds"] == 9
-
-
 def test_the_mean_of_large_gradients_does_not_overflow_in_16_bits(outcome):
     assert outcome["the_mean_does_not_overflow"]["gradient"] == pytest.approx(60000.0, rel=1e-3)
-
-
-@pytest.mark.parametrize("dtype", ["torch.float32", "torch.float64"])
-def test_compression_gives_back_the_type_and_nearly_the_value(outcome, dtype):
-    case = outcome["compression"][dtype]
-    assert case["dtype"] == dtype
-    assert 0 < case["off"] < 1e-3
 
 
 @pytest.mark.parametrize("as_dense", ["False", "True"])
@@ -157,16 +103,16 @@ def test_uneven_data_needs_no_join(outcome):
 
 
 @on_two_ranks
-def test_gradients_are_cleared_to_none_or_to_zero(outcome):
-    case = outcome["zero_grad_in_both_ways"]
-    assert case["True"]["left"] == [None] * 4
-    assert case["False"]["left"] == [0.0] * 4
-    assert case["True"]["end"] == case["False"]["end"]
+@pytest.mark.skipif(ON_DEVICE, reason="a device's own wait may use the processor")
+def test_waiting_for_a_late_rank_does_not_use_the_processor(outcome):
+    case = outcome["waiting_does_not_spin"]
+    assert case["wall_s"] > 0.3
+    assert case["used_s"] < 0.25 * case["wall_s"]
 
 
-@pytest.mark.parametrize("wire", ["torch", "torch.distributed"])
-def test_a_rank_that_leaves_ends_the_job_and_nobody_waits_for_ever(launch, wire):
+def test_a_rank_that_leaves_ends_the_job_and_nobody_waits_for_ever(ranks):
+    """The last of all tests, because that ends it."""
     with pytest.raises(RankError) as failure:
-        launch("torch_conformance.py", 2, ["leave"], framework=wire, timeout_s=TORCH_S)
-    assert next(iter(failure.value.exit_codes.items())) == (1, 7)
-    assert failure.value.result.reports == (3, 3)
+        _ = ranks[0]["one_rank_leaves"]
+    assert next(iter(failure.value.exit_codes.items())) == (len(ranks) - 1, 7)
+    assert failure.value.result.reports == (3,) * len(ranks)

@@ -1,4 +1,4 @@
-"""One rank of the tests of false alarms: ten models are trained, and ranks that do nothing wrong must not be told so.
+"""One rank of the tests of false alarms: five models are trained, and ranks that do nothing wrong must not be told so.
 
 ``HVD_HETERO_TEST_ROUNDS`` says how long each of them is trained. Ranks have the same kernels, or unlike ones: another
 number of threads, and another precision of matrix products.
@@ -19,7 +19,7 @@ from torch import nn
 
 from torch_hooks import DistributedOptimizer, LoadBalance
 
-ROUNDS = int(os.environ.get("HVD_HETERO_TEST_ROUNDS", "24"))
+ROUNDS = int(os.environ.get("HVD_HETERO_TEST_ROUNDS", "12"))
 LARGE = 256  # a matrix of so many rows is divided among threads
 
 
@@ -36,10 +36,8 @@ class Words(nn.Module):
         return self.out((hidden[0] if self.recurrent else hidden)[:, -1])
 
 
-def layers(*sizes: int, norm: bool = False) -> nn.Module:
-    found: list[nn.Module] = []
-    for one, other in itertools.pairwise(sizes):
-        found += [nn.Linear(one, other), *([nn.LayerNorm(other)] if norm else []), nn.Tanh()]
+def layers(*sizes: int) -> nn.Module:
+    found = [layer for one, other in itertools.pairwise(sizes) for layer in (nn.Linear(one, other), nn.Tanh())]
     return nn.Sequential(*found[:-1])
 
 
@@ -59,10 +57,7 @@ def clipped(optimizer: DistributedOptimizer) -> None:
 
 Make = Callable[[], nn.Module]
 MODELS: dict[str, tuple[Make, Callable[..., torch.optim.Optimizer], bool]] = {
-    "momentum": (lambda: layers(16, 64, 1), partial(torch.optim.SGD, lr=0.05, momentum=0.9), False),
-    "large, Adam": (lambda: layers(16, LARGE, LARGE, 1), torch.optim.Adam, False),
     "large, AdamW, clipped": (lambda: layers(16, LARGE, LARGE, 1), torch.optim.AdamW, True),
-    "normalised, NAdam": (lambda: layers(16, 64, 64, 1, norm=True), torch.optim.NAdam, False),
     "images": (images, partial(torch.optim.SGD, lr=0.01, momentum=0.9, weight_decay=1e-4), False),
     "recurrent, RMSprop": (
         lambda: Words(nn.LSTM(32, 32, batch_first=True), recurrent=True), partial(torch.optim.RMSprop, lr=1e-3), True
@@ -71,8 +66,6 @@ MODELS: dict[str, tuple[Make, Callable[..., torch.optim.Optimizer], bool]] = {
         lambda: Words(nn.TransformerEncoderLayer(32, 4, 64, 0.1, batch_first=True), recurrent=False),
         torch.optim.AdamW, True,
     ),
-    "Adagrad": (lambda: layers(16, 64, 1), torch.optim.Adagrad, False),
-    "float64": (lambda: layers(16, LARGE, 1).double(), torch.optim.Adam, True),
     "float16": (lambda: layers(16, 64, 1).half(), partial(torch.optim.SGD, lr=0.01), False),
 }  # fmt: skip
 

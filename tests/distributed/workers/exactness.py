@@ -1,12 +1,14 @@
-"""One rank of the exactness test: trains under several policies and compares with a plain single-process run."""
+"""One rank of the exactness test: trainings of every kind, compared with a plain single-process run."""
 
 from __future__ import annotations
 
 import sys
 from functools import partial
 
+import averaging
 import torch
-from exactness_cases import SAMPLES, Case, compared, policies, train
+import torch_around
+from exactness_cases import SAMPLES, compared, policies, train
 from pool import serve
 from ranks import DEVICE, hvd
 from simulated import SimulatedClock
@@ -26,12 +28,12 @@ def pass_on_device(seconds: float) -> None:
 def case(policy: str) -> dict | None:
     rank, ranks = hvd.rank(), hvd.size()
     pass_s = CLOCK.pass_s if CLOCK is not None else pass_on_device
-    outcome = train(Case(policy), rank, ranks, int(sys.argv[1]), pass_s, PAUSE_S)
+    outcome = train(policy, rank, ranks, int(sys.argv[1]), pass_s, PAUSE_S)
     outcomes = hvd.allgather_object(outcome)
-    return compared(Case(policy), outcomes) | {"samples": SAMPLES} if rank == 0 else None
+    return compared(outcomes) | {"samples": SAMPLES} if rank == 0 else None
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     CLOCK = SimulatedClock() if DEVICE == "cpu" else None
-    serve(hvd, {policy: partial(case, policy) for policy in policies(2)})
+    serve(hvd, {policy: partial(case, policy) for policy in policies(2)} | averaging.CASES | torch_around.CASES)

@@ -7,7 +7,6 @@ with plain PyTorch.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,7 +34,6 @@ CLIP = 0.5
 GLOBAL_BATCH = 12
 SAMPLES = 12 * 8 + 2  # two more than eight rounds: a ninth on two ranks, and in the eighth on three, which need three
 FEATURES = 6
-_SEEDING = threading.Lock()  # ranks that are threads share PyTorch's generator
 
 
 class Indexed(torch.utils.data.Dataset):
@@ -60,22 +58,6 @@ class Net(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         hidden = torch.tanh(self.inner(x) + self.frozen)
         return self.outer(torch.tanh(self.convolution(hidden[:, None])).flatten(1))
-
-
-ZERO_GRAD_FIRST = "zero_grad first"
-OTHER_ORDERS = ("zero_grad last", "zero_grad of the model last", "zero_grad in the middle, in place", "no zero_grad")
-OPTIMIZERS: dict[str, Callable] = {
-    "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=1e-3),
-    "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.01),
-}
-
-
-@dataclass(frozen=True)
-class Case:
-    policy: str
-    optimizer: str = "momentum"
-    dtype: torch.dtype = torch.float64
-    order: str = ZERO_GRAD_FIRST
 
 
 @dataclass
@@ -108,38 +90,31 @@ def policies(ranks: int) -> dict[str, Callable[[], Policy]]:
     }
 
 
-def cases(ranks: int) -> list[Case]:
-    made = [Case(policy) for policy in policies(ranks)]
-    made += [Case("every round another", "adam")]
-    made += [Case(policy, dtype=torch.float32) for policy in ("static", "non-blocking")]
-    orders = [("bsp", order) for order in OTHER_ORDERS if "model" in order]  # only where a round is one micro-batch
-    orders += [("every round another", order) for order in OTHER_ORDERS if "model" not in order]
-    orders += [("elastic-bsp", "zero_grad last")]
-    return made + [Case(policy, order=order) for policy, order in orders]
-
-
-def samples(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+def samples() -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator(torch.get_default_device()).manual_seed(7)
     x = torch.randn(SAMPLES, FEATURES, generator=generator, dtype=torch.float64)
-    return x.to(dtype), torch.sin(x.sum(1, keepdim=True)).to(dtype)
+    return x, torch.sin(x.sum(1, keepdim=True))
+
+
+def sgd(net: Net) -> torch.optim.Optimizer:
+    return torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3)
 
 
 def clip(parameters: list[torch.nn.Parameter]) -> None:
     torch.nn.utils.clip_grad_norm_(parameters, CLIP)
 
 
-def train(case: Case, rank: int, ranks: int, rounds: int, pass_s: Callable[[float], None], pause_s: float) -> Outcome:
+def train(policy: str, rank: int, ranks: int, rounds: int, pass_s: Callable[[float], None], pause_s: float) -> Outcome:
     """Train on this rank. ``pass_s`` moves its clock; ``pause_s`` is real time, for signals are real.
 
     The pause is a micro-batch's, times the rank, and lets non-blocking rounds end early.
     """
-    with _SEEDING:
-        torch.manual_seed(100 + rank)  # ranks start apart: the broadcast has something to do
-        net = Net().to(case.dtype)
-    x, y = samples(case.dtype)
-    balance = LoadBalance(policies(ranks)[case.policy](), global_batch=GLOBAL_BATCH)
+    torch.manual_seed(100 + rank)  # ranks start apart: the broadcast has something to do
+    net = Net().double()
+    x, y = samples()
+    balance = LoadBalance(policies(ranks)[policy](), global_batch=GLOBAL_BATCH)
     loader = BalancedLoader(Indexed(), balance, shuffle=True, seed=5, stop_at=rounds)
-    optimizer = DistributedOptimizer(OPTIMIZERS[case.optimizer](net.parameters()), balance, net.named_parameters())
+    optimizer = DistributedOptimizer(sgd(net), balance, net.named_parameters())
     optimizer.register_step_pre_hook(lambda *_: clip(list(net.parameters())))
     seen: list[list[int]] = [[] for _ in range(rounds)]
     sizes = set()
@@ -158,32 +133,19 @@ def train(case: Case, rank: int, ranks: int, rounds: int, pass_s: Callable[[floa
             pass_s(1e-3 * len(index) * (1 + 2 * rank))
             if balance.policy.name.endswith("non-blocking"):
                 time.sleep(pause_s * rank)
-            body(net, optimizer, case.order, x[index], y[index])
+            optimizer.zero_grad()
+            functional.mse_loss(net(x[index]), y[index]).backward()
+            optimizer.step()
     balance.close()
     return Outcome(flat(net), seen, epochs, planned, sorted(sizes))
 
 
-def body(net: Net, optimizer: DistributedOptimizer, order: str, x: torch.Tensor, y: torch.Tensor) -> None:
-    if order == ZERO_GRAD_FIRST:
-        optimizer.zero_grad()
-    loss = functional.mse_loss(net(x), y)
-    if order == "zero_grad in the middle, in place":
-        optimizer.zero_grad(set_to_none=False)
-    loss.backward()
-    optimizer.step()
-    if order == "zero_grad last":
-        optimizer.zero_grad()
-    elif order == "zero_grad of the model last":
-        net.zero_grad()
-
-
-def reference(rounds: list[list[int]], case: Case) -> torch.Tensor:
+def reference(rounds: list[list[int]]) -> torch.Tensor:
     """The parameters of one process that does all samples of each round at once."""
-    with _SEEDING:
-        torch.manual_seed(100)
-        net = Net().to(case.dtype)
-    x, y = samples(case.dtype)
-    optimizer = OPTIMIZERS[case.optimizer](net.parameters())
+    torch.manual_seed(100)
+    net = Net().double()
+    x, y = samples()
+    optimizer = sgd(net)
     net.unused.grad = torch.zeros_like(net.unused)  # ranks agree on zero where gradients are summed
     for index in rounds:
         optimizer.zero_grad(set_to_none=False)
@@ -197,16 +159,12 @@ def flat(net: Net) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in net.parameters()])
 
 
-def compared(case: Case, outcomes: list[Outcome]) -> dict[str, Any]:
+def compared(outcomes: list[Outcome]) -> dict[str, Any]:
     """What all ranks did, in order of rank, beside the single process."""
     together = list(zip(*(outcome.seen for outcome in outcomes), strict=True))
     rounds = [[i for part in parts for i in part] for parts in together]
-    first, expected = outcomes[0], reference(rounds, case)
+    first, expected = outcomes[0], reference(rounds)
     return {
-        "policy": case.policy,
-        "optimizer": case.optimizer,
-        "dtype": str(case.dtype),
-        "order": case.order,
         # Relative to the largest parameter: a tensor that happens to be near zero has no digits to lose.
         "difference": float((first.parameters - expected).abs().max() / expected.abs().max()),
         "between_ranks": max(float((o.parameters - first.parameters).abs().max()) for o in outcomes),

@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 import torch
-from exactness_cases import SAMPLES, Case, compared, policies, train
+from exactness_cases import SAMPLES, compared, policies, train
 from pool import serve
 from ranks import OVER_TORCH, hvd
 from simulated import SimulatedClock
@@ -35,9 +35,9 @@ def exact(policy: str, rounds: int, each: Callable[[], None] = lambda: None) -> 
         CLOCK.pass_s(seconds)
         each()
 
-    outcome = train(Case(policy), hvd.rank(), hvd.size(), rounds, pass_s, PAUSE_S)
+    outcome = train(policy, hvd.rank(), hvd.size(), rounds, pass_s, PAUSE_S)
     outcomes = hvd.allgather_object(outcome)
-    return compared(Case(policy), outcomes) | {"samples": SAMPLES} if hvd.rank() == 0 else None
+    return compared(outcomes) | {"samples": SAMPLES} if hvd.rank() == 0 else None
 
 
 def cut_off(asks: str) -> dict[str, Any]:

@@ -33,7 +33,7 @@ def exact(policies: list[str], rounds: int) -> dict[str, Any]:
     """Train on one rank under each policy beside a single process, then say where this rank listens."""
     import horovod.torch as hvd
     import torch
-    from exactness_cases import SAMPLES, Case, compared, train
+    from exactness_cases import SAMPLES, compared, train
     from hosts import addresses
     from simulated import SimulatedClock
 
@@ -42,9 +42,9 @@ def exact(policies: list[str], rounds: int) -> dict[str, Any]:
     clock = SimulatedClock()
     found: dict[str, Any] = {}
     for policy in policies:
-        outcome = train(Case(policy), hvd.rank(), hvd.size(), rounds, clock.pass_s, PAUSE_S)
+        outcome = train(policy, hvd.rank(), hvd.size(), rounds, clock.pass_s, PAUSE_S)
         outcomes = hvd.allgather_object(outcome)
-        found[policy] = compared(Case(policy), outcomes) | {"samples": SAMPLES} if hvd.rank() == 0 else None
+        found[policy] = compared(outcomes) | {"samples": SAMPLES} if hvd.rank() == 0 else None
     keys = hvd.allgather_object(hashlib.sha256(job_key()).hexdigest() if job_key() else "")
     return found | {"rank": hvd.rank(), "keys": keys, "interface": os.environ["HOROVOD_GLOO_IFACE"], **addresses()}
 
@@ -52,7 +52,7 @@ def exact(policies: list[str], rounds: int) -> dict[str, Any]:
 def dead(rounds: int) -> None:
     """Train on one rank that was of `exact`, until rank 1 is first late, and then is no more."""
     import horovod.torch as hvd
-    from exactness_cases import Case, train
+    from exactness_cases import train
 
     os.environ[VARIABLE] = "warn=1"
     clock, done = time.perf_counter, 0
@@ -66,7 +66,7 @@ def dead(rounds: int) -> None:
         if hvd.rank() == 1 and done == DEAD_AT:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    train(Case("lb-bsp"), hvd.rank(), hvd.size(), rounds, pass_s, PAUSE_S)
+    train("lb-bsp", hvd.rank(), hvd.size(), rounds, pass_s, PAUSE_S)
 
 
 def of_fixed_size(policies: list[str], rounds: int) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import itertools
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -23,14 +23,14 @@ from torch.utils.checkpoint import checkpoint
 from torch_common import refusal
 
 from hvd_hetero import late_tables
-from hvd_hetero.policies import BSP, LBBSP, Goodput, NonBlocking, Policy, StaticAllocation, goodput
+from hvd_hetero.policies import LBBSP, Goodput, Policy, StaticAllocation, goodput
 from hvd_hetero.rounds import FinishedRound, RoundPlan
 from hvd_hetero.session import balancer_of
 from hvd_hetero.telemetry import read_run
 from hvd_hetero.testing import CpuQuota
 from hvd_hetero.testing.rank import RUN_DIR
 from hvd_hetero.tools.report.made import report_of
-from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance, SavedTraining
+from torch_hooks import BalancedLoader, LoadBalance, SavedTraining
 
 SAMPLES, FEATURES, GLOBAL_BATCH, ROUNDS = 12 * 8 + 2, 6, 12, 30
 CLIP = 0.5
@@ -80,11 +80,6 @@ class Indexed(torch.utils.data.Dataset):
         return i
 
 
-class Streamed(torch.utils.data.IterableDataset):
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(SAMPLES))
-
-
 class Net(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -110,83 +105,47 @@ class Case:
     accumulate: bool = True
     clip: bool = False
     penalty: bool = False
-    decay: bool = False
-    freeze: bool = False
     unused: bool = False
     static_graph: bool = False
     reshard: bool = True
     mixed: bool = False
     sums: bool = False
-    scaler: bool = False
     costs_s: float = 0.0
-    workers: int = 0
-    tokens: Literal["no", "loader", "scale"] = "no"
+    tokens: bool = False
     lengths: bool = False
-    largest: float | None = None
-    streams: bool = False
-    slow_s: float = 0.0
     adapts: Literal["adascale", "square-root"] | None = None
-    zeros: bool = False
 
 
+# What is not about a reducer of others is in the array of pairs, on threads.
 COMMON = {
     "momentum": Case(),
-    "adamw": Case("adamw"),
     "clipped": Case(clip=True),
-    "decay in the loss": Case(decay=True),
-    "frozen": Case(freeze=True),
-    "static": Case(policy=lambda: StaticAllocation([3, 1, 2][: hvd.size()])),
-    "bsp": Case(policy=BSP),
     "lb-bsp": Case(policy=lambda: LBBSP(tolerance=0.0), costs_s=late_tables._COSTS_S),
-    "loader with a worker": Case(workers=1),
-}
-UNEQUAL = {
-    "tokens": Case(tokens="loader"),
-    "tokens, k = 3": Case("adamw", tokens="loader", micro_batches=3),
-    "tokens told to scale": Case(tokens="scale"),
-    "lengths": Case(lengths=True, workers=1),
-    "lengths, k = 2 at least": Case(lengths=True, tokens="loader", micro_batches=2, largest=40.0),
-}
-OWN = {
-    "tokens": Case(tokens="loader"),
-    "tokens, max_micro_batch": Case("adamw", lambda: LBBSP(max_micro_batch=1), tokens="loader"),
-    "tokens, a rank without data": Case(policy=lambda: StaticAllocation([2, 0, 1][: hvd.size()]), tokens="loader"),
-    "rests": Case(policy=lambda: LBBSP(may_rest=True), slow_s=10e-3),
-    "lengths": Case(lengths=True, policy=lambda: LBBSP(tolerance=0.0)),
-    "lengths, in micro-batches": Case(lengths=True, tokens="loader", largest=20.0),
-    "lengths of a stream": Case(lengths=True, streams=True),
-}
-SEVERAL = {
     "k = 3": Case("adamw", micro_batches=3),
+    "tokens": Case(tokens=True),
+    "tokens, k = 3": Case("adamw", tokens=True, micro_batches=3),
+}
+DDP = COMMON | {
     "k = 3, reduced each time": Case(micro_batches=3, accumulate=False),
     "max_micro_batch": Case(policy=lambda: LBBSP(max_micro_batch=2)),
-}
-DDP = COMMON | SEVERAL | UNEQUAL | {
+    "lengths, by a worker": Case(lengths=True),
     "penalty": Case(penalty=True),
     "find_unused_parameters": Case(unused=True),
     "static_graph": Case(static_graph=True),
-    "scaler": Case(scaler=True, clip=True),
-}  # fmt: skip
-FSDP = COMMON | SEVERAL | UNEQUAL | {"kept whole": Case(reshard=False), "mixed precision": Case(mixed=True)}
-ADAPTING = {
     "a batch that adapts": Case(adapts="adascale"),
+    "a batch that adapts, clipped": Case(adapts="adascale", clip=True),
     "a batch that adapts, k = 2": Case("adamw", micro_batches=2, adapts="square-root"),
-    "a batch that adapts, tokens": Case(tokens="loader", adapts="adascale"),
-    "a batch that adapts, max_micro_batch": Case("adamw", lambda: LBBSP(max_micro_batch=4), adapts="square-root"),
-}
-OWN |= ADAPTING
-DDP |= ADAPTING | {
-    "a batch that adapts, clipped": Case(adapts="adascale", clip=True, scaler=True, zeros=True),
+    "a batch that adapts, tokens": Case(tokens=True, adapts="adascale"),
     "a batch that adapts, reduced each time": Case(micro_batches=3, accumulate=False, adapts="adascale"),
 }
-HOROVOD = COMMON | {name: UNEQUAL[name] for name in UNEQUAL if "k = 2" not in name}
-HOROVOD |= {"penalty": Case(penalty=True), "k = 3": Case(micro_batches=3), "sums": Case(sums=True)}
+FSDP = COMMON | {"kept whole": Case(reshard=False), "mixed precision": Case(mixed=True)}
+HOROVOD = COMMON | {"penalty": Case(penalty=True), "k = 3": Case(micro_batches=3), "sums": Case(sums=True)}
 
 
 def data(case: Case | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(7)
     x = torch.randn(SAMPLES, FEATURES, generator=generator, dtype=torch.float64)
-    tokens = case is not None and case.tokens != "no"
+    tokens = case is not None and case.tokens
     return x, LABELS.double().unsqueeze(1) if tokens else torch.sin(x.sum(1, keepdim=True))
 
 
@@ -203,25 +162,21 @@ def made(case: Case) -> Net:
     net = Net().to(torch.float32 if case.mixed else torch.float64)
     if case.unused:
         net.unused = torch.nn.Parameter(torch.ones(3, dtype=torch.float64))
-    if case.freeze:
-        net.inner.bias.requires_grad_(False)
     return net
 
 
-def loss_of(case: Case, model: torch.nn.Module, parameters: list[Any], x: torch.Tensor, y: torch.Tensor) -> Any:
+def loss_of(case: Case, model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> Any:
     if case.mixed:
         x, y = x.float(), y.float()
     if case.penalty:
         x = x.clone().requires_grad_(True)
     out = model(x)
     loss = functional.mse_loss(out.to(y.dtype), y)
-    if case.tokens != "no":  # NaN, where all are ignored
+    if case.tokens:  # NaN, where all are ignored
         loss = functional.cross_entropy(torch.cat([out, -out, out**2], 1), y.flatten().long(), ignore_index=-100)
     if case.penalty:
         slope = torch.autograd.grad(out.sum(), x, create_graph=True)[0]
         loss = loss + 0.1 * (slope**2).sum(1).mean()
-    if case.decay:
-        loss = loss + 1e-2 * sum((p**2).sum() for p in parameters)
     return loss
 
 
@@ -250,7 +205,7 @@ def train(case: Case, how: str) -> dict[str, Any] | None:
     late_tables._COSTS_S = case.costs_s
     net = made(case)
     model = wrapped(case, net, how)
-    parameters = [p for p in model.parameters() if p.requires_grad]
+    parameters = list(model.parameters())
     optimizer = OPTIMIZERS[case.optimizer](parameters)
     if how == "horovod":
         optimizer = horovods(case, optimizer, net)
@@ -260,55 +215,38 @@ def train(case: Case, how: str) -> dict[str, Any] | None:
         goodput._EVERY = 1
         batch = walking(case.adapts)
     balance = LoadBalance(case.policy(), global_batch=batch, reducer="sum" if case.sums else "mean")
-    cost_of = (lambda i: LENGTHS[i]) if case.streams else LENGTHS
     loader = BalancedLoader(
-        Streamed() if case.streams else Indexed(), balance, shuffle=not case.streams, seed=5, stop_at=ROUNDS,
-        micro_batches=case.micro_batches, num_workers=case.workers, stream="whole" if case.streams else None,
-        weight_of=tokens_in if case.tokens == "loader" else None, cost_of=cost_of if case.lengths else None,
-        max_micro_batch_cost=case.largest,
+        Indexed(), balance, shuffle=True, seed=5, stop_at=ROUNDS, micro_batches=case.micro_batches,
+        num_workers=int(case.lengths), weight_of=tokens_in if case.tokens else None,
+        cost_of=LENGTHS if case.lengths else None,
     )  # fmt: skip
-    if how == "own":
-        optimizer = DistributedOptimizer(optimizer, balance, net.named_parameters())
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=5) if case.scaler else None
     seen: list[list[list[int]]] = [[] for _ in range(ROUNDS)]
     tables: list[FinishedRound] = []
     heard = [0] * ROUNDS
     balancer_of(balance).observer = tables.append
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: falling(case, balance.progress))
-    if how == "own":  # a batch without tokens is passed over
-        optimizer.register_step_post_hook(lambda *_: schedule.step())
     while balance.rounds < ROUNDS:
         for index in loader:
             heard[balance.rounds] = len(tables)
             seen[balance.rounds].append(index.tolist())
-            apart = how in ("ddp", "fsdp") and case.accumulate
-            defers = balance.accumulate(model) if apart else contextlib.nullcontext()
-            time.sleep(case.slow_s * len(index) * (hvd.rank() == hvd.size() - 1))
-            with defers:
-                loss = loss_of(case, model, parameters, x[index], y[index])
-                if how != "own":
-                    loss = balance.scale(loss, weight=tokens_in(index) if case.tokens == "scale" else None)
-                (loss if scaler is None else scaler.scale(loss)).backward()
-            if how == "own":
-                optimizer.step()
-                optimizer.zero_grad()
-            elif balance.round_complete:
-                if scaler is not None:
-                    scaler.unscale_(optimizer)
-                if case.clip and how == "horovod":
+            defers = how != "horovod" and case.accumulate
+            with balance.accumulate(model) if defers else contextlib.nullcontext():
+                balance.scale(loss_of(case, model, x[index], y[index])).backward()
+            if not balance.round_complete:
+                continue
+            synchronised: Any = contextlib.nullcontext()
+            if case.clip:
+                if how == "horovod":
                     optimizer.synchronize()
-                if case.clip:
-                    torch.nn.utils.clip_grad_norm_(parameters, CLIP)
-                skips = optimizer.skip_synchronize() if case.clip and how == "horovod" else contextlib.nullcontext()
-                with skips:
-                    optimizer.step() if scaler is None else scaler.step(optimizer)
-                if scaler is not None:
-                    scaler.update()
-                optimizer.zero_grad(**({"set_to_none": False} if case.zeros else {}))
-                schedule.step()
+                    synchronised = optimizer.skip_synchronize()
+                torch.nn.utils.clip_grad_norm_(parameters, CLIP)
+            with synchronised:
+                optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
     balance.close()
     if case.adapts is not None:
-        return adapted(case, net, seen, tables, heard if how == "ddp" else None)
+        return adapted(case, net, seen, tables, heard)
     return compared(case, net, seen, len(tables))
 
 
@@ -318,14 +256,13 @@ def falling(case: Case, progress: float) -> float:
 
 
 def adapted(
-    case: Case, net: Net, seen: list[list[list[int]]], tables: list[FinishedRound], heard: list[int] | None
+    case: Case, net: Net, seen: list[list[list[int]]], tables: list[FinishedRound], heard: list[int]
 ) -> dict[str, Any] | None:
     """Compare ranks whose batch adapts with one process that measures the noise by itself.
 
-    ``heard``: of late tables, how many there are when a batch's loss is scaled. Then micro-batches are measured by
+    ``heard``: of late tables, how many there are when a batch's loss is scaled. Micro-batches are measured by
     themselves, and in every other round.
     """
-    late = heard is not None
     mine = flat(net)
     everywhere = hvd.allgather_object((seen, mine), name="outcome")
     if hvd.rank():
@@ -338,7 +275,7 @@ def adapted(
 
     def gradient(index: list[int]) -> torch.Tensor:
         optimizer.zero_grad()
-        loss_of(case, net, parameters, x[index], y[index]).backward()
+        loss_of(case, net, x[index], y[index]).backward()
         return torch.cat([p.grad.flatten() for p in parameters])
 
     def scale(rounds: int) -> float:
@@ -348,24 +285,20 @@ def adapted(
             square += (noise[1] - square) / min(t, 16)
         return variance / square if square > 0 else np.inf if variance > 0 else np.nan
 
-    def measured_before(r: int) -> int:
-        return r // 2 if late else r
-
     scales, totals = [], []
     for r in range(ROUNDS):
-        parts = [list(itertools.chain(*of[0][r])) for of in everywhere]
-        whole = list(itertools.chain(*parts))
+        batches = [batch for of in everywhere for batch in of[0][r]]
+        whole = list(itertools.chain(*batches))
         total = tables[r].table.total
-        scales.append(scale(measured_before(r)))
-        phi = [np.nan, *scales][heard[r] if late else r + 1]
+        scales.append(scale(r // 2))
+        phi = [np.nan, *scales][heard[r]]
         gain = total / GLOBAL_BATCH if np.isinf(phi) else (phi / GLOBAL_BATCH + 1) / (phi / total + 1)
         gain = 1.0 if np.isnan(gain) else gain
-        if r % 2 or not late:
-            batches = [batch for of in everywhere for batch in of[0][r]] if late else parts
-            weights = [float(tokens_in(torch.tensor(b))) if case.tokens != "no" else len(b) for b in batches]
+        if r % 2:
+            weights = [float(tokens_in(torch.tensor(b))) if case.tokens else len(b) for b in batches]
             own = [(w * total / sum(weights), gradient(b)) for w, b in zip(weights, batches, strict=True) if w]
         g = gradient(whole)
-        if r % 2 or not late:
+        if r % 2:
             noises.append(None)  # one batch alone tells nothing
             if len(own) > 1:
                 variance = float(sum(b * (each - g).square().sum() for b, each in own)) / (len(own) - 1)
@@ -385,7 +318,7 @@ def adapted(
     return {
         "difference": float((mine - expected).abs().max() / expected.abs().max()),
         "between_ranks": max(float((of[1] - mine).abs().max()) for of in everywhere),
-        "visited": set(visited[:SAMPLES]) == set(range(SAMPLES)) or case.tokens != "no",
+        "visited": set(visited[:SAMPLES]) == set(range(SAMPLES)) or case.tokens,
         "scales": len(finite),
         "scale": max((abs(a / b - 1) for a, b in finite), default=0.0),
         "totals": len(set(totals)),
@@ -412,7 +345,7 @@ def engine(stage: int, micro_batches: int) -> dict[str, Any] | None:
     while balance.rounds < ROUNDS:
         for index in loader:
             seen[balance.rounds].append(index.tolist())
-            engine.backward(balance.scale(loss_of(case, engine, [], x[index], y[index])))
+            engine.backward(balance.scale(loss_of(case, engine, x[index], y[index])))
             engine.step()
     balance.close()
     return compared(case, net, seen)
@@ -429,7 +362,7 @@ def compared(case: Case, net: Net, seen: list[list[list[int]]], tables: int = 0)
     expected = reference(case, rounds)
     whole = SAMPLES // GLOBAL_BATCH  # rounds of the first epoch, in which its end may be one more
     first, end = [i for r in rounds[:whole] for i in r], rounds[whole]
-    counting = range(SAMPLES) if case.tokens == "no" else np.flatnonzero(LABELS != -100).tolist()
+    counting = range(SAMPLES) if not case.tokens else np.flatnonzero(LABELS != -100).tolist()
     return {
         "difference": float((mine - expected).abs().max() / expected.abs().max()),
         "between_ranks": max(float((of[1] - mine).abs().max()) for of in everywhere),
@@ -443,11 +376,11 @@ def compared(case: Case, net: Net, seen: list[list[list[int]]], tables: int = 0)
 def reference(case: Case, rounds: list[list[int]]) -> torch.Tensor:
     net = made(case)
     x, y = data(case)
-    parameters = [p for p in net.parameters() if p.requires_grad]
+    parameters = list(net.parameters())
     optimizer = OPTIMIZERS[case.optimizer](parameters)
     for index in rounds:
         optimizer.zero_grad()
-        loss_of(case, net, parameters, x[index], y[index]).backward()
+        loss_of(case, net, x[index], y[index]).backward()
         if case.clip:
             torch.nn.utils.clip_grad_norm_(parameters, CLIP)
         optimizer.step()
@@ -537,7 +470,7 @@ def lb_bsp_finds_the_slow_rank(how: str, micro_batches: int) -> dict[str, Any]:
         optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
     balance = LoadBalance("lb-bsp", global_batch=24)
     plans = []
-    for index in BalancedLoader(Indexed(24 * 30), balance, micro_batches=micro_batches):
+    for index in BalancedLoader(Indexed(24 * 24), balance, micro_batches=micro_batches):
         plans.append(list(balance.plan))
         balance.scale(model(torch.randn(len(index), FEATURES)).square().mean()).backward()
         if balance.round_complete:
@@ -656,39 +589,27 @@ def attempts() -> dict[str, str]:
     """What bad input gets, over DDP or Horovod's optimizer."""
     late_tables._COSTS_S = 0.0
 
-    def loop(body: Callable[..., Any], rounds: int = 12, **options: Any) -> None:
+    def loop(
+        body: Callable[..., Any], rounds: int = 12, *, plain: bool = False, op: Any = None, **options: Any
+    ) -> None:
         torch.manual_seed(3)
         net = Net()
-        model = DistributedDataParallel(net) if OVER_TORCH and not options.pop("plain", False) else net
+        model = DistributedDataParallel(net) if OVER_TORCH and not plain else net
         optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
         if not OVER_TORCH:
             optimizer = hvd.DistributedOptimizer(
-                optimizer, named_parameters=model.named_parameters(), op=options.pop("op", hvd.Average)
+                optimizer, named_parameters=model.named_parameters(), op=hvd.Average if op is None else op
             )
-        policy = options.pop("policy", "bsp")
-        balance = LoadBalance(policy, global_batch=options.pop("batch", GLOBAL_BATCH))
+        balance = LoadBalance("bsp", global_batch=options.pop("batch", GLOBAL_BATCH))
         x, y = (each.float() for each in data())
-        loader = BalancedLoader(Indexed(24 * rounds), balance, stop_at=rounds, **options)
-        for index in loader:
+        for index in BalancedLoader(Indexed(24 * rounds), balance, stop_at=rounds, **options):
             optimizer.zero_grad()
             at = index % SAMPLES
             body(balance, model, optimizer, lambda at=at: functional.mse_loss(model(x[at]), y[at]))
             optimizer.step()
 
-    def weighs_nothing(balance: Any, model: Any, optimizer: Any, loss: Any) -> None:
-        balance.scale(loss(), weight=0 if balance.rounds == 3 else 2 * hvd.rank()).backward()
-
-    def weighs_less_than_nothing(balance: Any, model: Any, optimizer: Any, loss: Any) -> None:
-        balance.scale(loss(), weight=-1)
-
-    def twice(balance: Any, model: Any, optimizer: Any, loss: Any) -> None:
-        scaled = balance.scale(loss())
-        scaled.backward()
-        balance.scale(scaled)
-
-    def no_grad(balance: Any, model: Any, optimizer: Any, loss: Any) -> None:
-        with torch.no_grad():
-            balance.scale(loss())
+    def plainly(balance: Any, model: Any, optimizer: Any, loss: Any) -> None:
+        balance.scale(loss()).backward()
 
     def collective(balance: Any, model: Any, optimizer: Any, loss: Any) -> None:
         total = hvd.allreduce(torch.ones(3), op=hvd.Sum)
@@ -700,46 +621,8 @@ def attempts() -> dict[str, str]:
             optimizer.param_groups[0]["lr"] *= 0.5
         balance.scale(loss()).backward()
 
-    def nan(balance: Any, model: Any, optimizer: Any, loss: Any) -> None:
-        factor = float("nan") if hvd.rank() == 1 and balance.rounds == 4 else 1.0
-        balance.scale(loss() * factor).backward()
-
     def two_models(balance: Any, model: Any, optimizer: Any, loss: Any) -> None:
         balance.scale(loss() + loss()).backward()
-
-    def both(balance: Any, model: Any, optimizer: Any, loss: Any) -> None:
-        balance.scale(loss()).backward()
-        balance.scale(loss()).backward()
-
-    def plainly(balance: Any, model: Any, optimizer: Any, loss: Any) -> None:
-        balance.scale(loss()).backward()
-
-    def in_between() -> None:
-        loop(lambda balance, model, optimizer, loss: balance.scale(loss()).backward(), micro_batches=2)
-
-    def too_late() -> None:
-        def body(balance: Any, model: Any, optimizer: Any, loss: Any) -> None:
-            DistributedOptimizer(torch.optim.SGD(Net().parameters(), lr=0.1), balance)
-
-        loop(body)
-
-    tried: dict[str, Callable[[], object]] = {
-        "no scalar": lambda: loop(lambda balance, model, optimizer, loss: balance.scale(torch.ones(2))),
-        "no tensor": lambda: loop(lambda balance, model, optimizer, loss: balance.scale(1.0)),
-        "not scaled": lambda: loop(lambda balance, model, optimizer, loss: loss().backward()),
-        "not propagated": lambda: loop(lambda balance, model, optimizer, loss: balance.scale(loss())),
-        "twice": lambda: loop(twice),
-        "each of two": lambda: loop(both),
-        "sum of two": lambda: loop(two_models),
-        "no gradient": lambda: loop(no_grad),
-        "outside": lambda: LoadBalance("bsp", global_batch=GLOBAL_BATCH).scale(torch.ones(1)),
-        "collective": lambda: loop(collective),
-        "learning rates": lambda: loop(rates),
-        "NaN": lambda: loop(nan),
-        "policy": lambda: loop(plainly, policy=NonBlocking(2)),
-        "no data": lambda: loop(plainly, policy=StaticAllocation([0, 1, 1][: hvd.size()])),
-        "wrapped too late": too_late,
-    }
 
     def in_closure(balance: Any, model: Any, optimizer: Any, loss: Any) -> None:
         optimizer.step(lambda: balance.scale(loss()).backward())
@@ -782,49 +665,56 @@ def attempts() -> dict[str, str]:
             if balance.round_complete:
                 optimizer.step()
 
-    tried["weighs nothing"] = lambda: loop(weighs_nothing)
-    tried["negative weight"] = lambda: loop(weighs_less_than_nothing)
-    tried["two weights"] = lambda: loop(weighs_nothing, weight_of=len)
+    def scripted_model() -> None:
+        """Which takes no hooks on its layers."""
+        model = DistributedDataParallel(torch.jit.script(torch.nn.Linear(FEATURES, 1)))
+        balance = LoadBalance("bsp", global_batch=GLOBAL_BATCH)
+        for index in BalancedLoader(Indexed(), balance, stop_at=2):
+            balance.scale(model(data()[0][index].float()).square().mean()).backward()
+
+    tried: dict[str, Callable[[], object]] = {
+        "collective": lambda: loop(collective),
+        "learning rates": lambda: loop(rates),
+        "sum of two": lambda: loop(two_models),
+    }
     if OVER_TORCH:
-        tried["cleared in between"] = loop_that_clears
-        tried["adapts, by hand"] = lambda: loop(by_hand, rounds=40, plain=True, batch=walking())
-        tried["adapts, not cleared"] = lambda: loop(over_old_gradients, rounds=40, batch=walking())
-        tried["adapts, in shards"] = sharded_that_adapts
-        tried["no reducer"] = lambda: loop(plainly, rounds=20, plain=True)
-        tried["step in between"] = in_between
-        tried["not to be accumulated"] = lambda: (
-            LoadBalance("bsp", global_batch=GLOBAL_BATCH).accumulate(Net()).__enter__()
-        )
+        tried |= {
+            "no reducer": lambda: loop(plainly, rounds=20, plain=True),
+            "scripted": scripted_model,
+            "step in between": lambda: loop(plainly, micro_batches=2),
+            "cleared in between": loop_that_clears,
+            "adapts, by hand": lambda: loop(by_hand, rounds=40, plain=True, batch=walking()),
+            "adapts, not cleared": lambda: loop(over_old_gradients, rounds=40, batch=walking()),
+            "adapts, in shards": sharded_that_adapts,
+        }
     else:
-        tried["adapts"] = lambda: loop(plainly, batch=walking())
-        tried["sums"] = lambda: loop(plainly, op=hvd.Sum)
-        tried["closure"] = lambda: loop(in_closure)
-        tried["closure that reduces"] = lambda: loop(in_closure_that_reduces)
+        tried |= {
+            "adapts": lambda: loop(plainly, batch=walking()),
+            "sums": lambda: loop(plainly, op=hvd.Sum),
+            "closure": lambda: loop(in_closure),
+            "closure that reduces": lambda: loop(in_closure_that_reduces),
+        }
     return {name: re.sub(r"\s+", " ", refusal(attempt)) for name, attempt in tried.items()}
 
 
 def cases() -> dict[str, Callable[[], Any]]:
-    kinds = {"ddp": DDP, "fsdp": FSDP, "own": OWN} if OVER_TORCH else {"horovod": HOROVOD, "own": OWN}
     made: dict[str, Callable[[], Any]] = {"attempts": attempts}
-    if OVER_TORCH:
-        made["fsdp: saved"] = sharded_in_one_file
-        for stage, k in itertools.product((0, 1), (1, 3)):
-            made[f"deepspeed: {stage}, k = {k}"] = lambda stage=stage, k=k: engine(stage, k)
-        made["fsdp, checkpointed: own time"] = lambda: own_time("fsdp", Checkpointed)
-    else:
-        made["horovod: committed"] = lambda: interrupted("horovod", "committed")
+    kinds = {"ddp": DDP, "fsdp": FSDP} if OVER_TORCH else {"horovod": HOROVOD}
     for how, each in kinds.items():
         made |= {f"{how}: {name}": lambda case=case, how=how: train(case, how) for name, case in each.items()}
-        if how == "own":
-            continue
-        if how != "fsdp":
-            made[f"{how}: saved"] = lambda how=how: interrupted(how, "saved")
         made[f"{how}: own time"] = lambda how=how: own_time(how)
-        made[f"{how}: slow rank"] = lambda how=how: lb_bsp_finds_the_slow_rank(how, 1)
-        if how != "horovod":
-            for cause in ("throttled", "input"):
-                made[f"{how}: {cause}"] = lambda how=how, cause=cause: reported(how, cause)
-            made[f"{how}: slow rank, k = 3"] = lambda how=how: lb_bsp_finds_the_slow_rank(how, 3)
+        for k in (1, 3):
+            made[f"{how}: slow rank, k = {k}"] = lambda how=how, k=k: lb_bsp_finds_the_slow_rank(how, k)
+        for cause in ("throttled", "input"):
+            made[f"{how}: {cause}"] = lambda how=how, cause=cause: reported(how, cause)
+    made |= {
+        "fsdp: saved": sharded_in_one_file,
+        "fsdp, checkpointed: own time": lambda: own_time("fsdp", Checkpointed),
+        "ddp: saved": lambda: interrupted("ddp", "saved"),
+        "horovod: committed": lambda: interrupted("horovod", "committed"),
+    }
+    for stage in (0, 1):
+        made[f"deepspeed: {stage}"] = lambda stage=stage: engine(stage, 1 + 2 * stage)
     return made
 
 

@@ -297,20 +297,16 @@ def fitted(
 
 def cases() -> dict[str, Callable[[], Any]]:
     late_tables._COSTS_S = 0.0
-    made: dict[str, Callable[[], Any]] = {"refused": refused, "options": options}
-    made |= {
-        "costs, batch_rebalance": lambda: by_cost(1, train_sampling_strategy="batch_rebalance"),
+    return {
+        "refused": refused,
+        "options": options,
         "costs, group_by_length": lambda: by_cost(3, train_sampling_strategy="group_by_length"),
         "costs, cost_of": lambda: by_cost(1, cost_of=[length_of(i) for i in range(SAMPLES)]),
+        "tokens, k = 1": lambda: trained("tokens", 1),
+        "samples, k = 3": lambda: trained("samples", 3),
+        "resumed": lambda: resumed(3),
+        "lightning": lambda: lightning(3),
     }
-    for k in (1, 3):
-        made |= {
-            f"tokens, k = {k}": lambda k=k: trained("tokens", k),
-            f"samples, k = {k}": lambda k=k: trained("samples", k),
-            f"resumed, k = {k}": lambda k=k: resumed(k),
-            f"lightning, k = {k}": lambda k=k: lightning(k),
-        }
-    return made
 
 
 if __name__ == "__main__":

@@ -93,27 +93,6 @@ def test_it_waits_for_the_lap_that_is_read_and_not_for_what_is_queued_behind():
     assert device.host_s == device.queued_s
 
 
-def test_events_are_used_again_once_they_were_passed():
-    device = Device()
-    stopwatch = watch(device)
-    for _ in range(10):
-        stopwatch.start()
-        device.launch(0.1)
-        stopwatch.stop()
-        stopwatch.lap()
-        stopwatch.read()
-        stopwatch.catch_up()
-    assert device.made == 4
-
-
-def test_a_stop_without_a_start_counts_nothing():
-    device = Device()
-    stopwatch = watch(device)
-    stopwatch.stop()
-    stopwatch.lap()
-    assert all(map(math.isnan, stopwatch.read()))
-
-
 def watched(device: Device, policy: Policy) -> tuple[Balancer, list]:
     balancer = Balancer(policy, 0, 1, 8, clock=device.clock)
     balancer.meter.stopwatch, balancer.meter.queued = watch(device), True

@@ -64,17 +64,6 @@ def test_a_millionth_of_a_parameter_is_told_within_as_many_rounds_as_there_are_p
     assert found[2] == list(dict(start.named_parameters()))[number]
 
 
-def test_other_parameters_of_one_rank_that_are_nearly_the_same_are_told_from_the_beginning():
-    def disturb(rank, round, model, _):
-        if rank == 1 and round == 0:
-            for parameter in model.parameters():
-                parameter.data.mul_(1 + 3.3e-5)
-
-    start = network()
-    with pytest.raises(ThreadRankError, match=r"round [1-4]: ranks \[1\].* parameters"):
-        run_on_threads(lambda rank: steps(rank, copy.deepcopy(start), 12, disturb=disturb), ranks=2)
-
-
 def more(model, inner):
     inner.add_param_group({"params": [torch.nn.Parameter(torch.zeros(3))]})
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import gc
-import pickle
-import threading
 import weakref
 from types import SimpleNamespace
 
 import pytest
 
 torch = pytest.importorskip("torch")
-from torch.nn import functional  # noqa: E402
+from jobs_on_threads import told  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 from torch.utils.data import Dataset, TensorDataset  # noqa: E402
 
@@ -21,15 +19,14 @@ from hvd_hetero.policies import BSP, StaticAllocation  # noqa: E402
 from hvd_hetero.rounds import RoundPlan  # noqa: E402
 from hvd_hetero.session import balancer_of  # noqa: E402
 from hvd_hetero.testing import ThreadRankError, run_on_threads  # noqa: E402
-from torch_hooks import BalancedLoader, LoadBalance, SavedTraining, SyncBatchNorm  # noqa: E402
-from torch_hooks.beside import comparison, layers  # noqa: E402
+from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance, SavedTraining  # noqa: E402
+from torch_hooks.beside import comparison  # noqa: E402
 from torch_hooks.cuda_stopwatch import CudaStopwatch  # noqa: E402
 from torch_hooks.data import micro_batches  # noqa: E402
 from torch_hooks.wires import threads  # noqa: E402
 
 torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)  # imports what all threads would import at once
 SAMPLES, ROUNDS = 40, 12
-_SEEDING = threading.Lock()
 
 
 class Unequal(BSP):
@@ -57,15 +54,6 @@ def each_round_a_table(monkeypatch):
     monkeypatch.setattr(late_tables, "_COSTS_S", 0.0)
 
 
-def network(balance=None):
-    with _SEEDING:
-        torch.manual_seed(3)
-        net = torch.nn.Sequential(
-            torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Tanh(), torch.nn.Linear(4, 1)
-        ).double()
-    return net if balance is None else SyncBatchNorm.convert_sync_batchnorm(net, balance)
-
-
 def data():
     x = torch.randn(SAMPLES, 3, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
     return x, x.sin().sum(1, keepdim=True)
@@ -77,51 +65,19 @@ def averaged(model, balance):
         parameter.grad = wire.result(wire.start_sum(parameter.grad, name)) / wire.size
 
 
-def test_batch_norm_over_all_ranks_is_exact_with_a_scaled_loss():
-    def case(rank):
-        balance = LoadBalance(Unequal(), global_batch=8)
-        model, (x, y) = network(balance), data()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        loader = BalancedLoader(Indexed(), balance, shuffle=True, seed=1, stop_at=ROUNDS)
-        seen = []
-        while balance.rounds < ROUNDS:
-            for index in loader:
-                seen.append(index.tolist())
-                optimizer.zero_grad()
-                balance.scale(functional.mse_loss(model(x[index]), y[index])).backward()
-                averaged(model, balance)
-                optimizer.step()
-        return seen, [value.clone() for value in model.state_dict().values()]
-
-    (ours, values), (theirs, _) = run_on_threads(case, 2)
-    model, (x, y) = network(), data()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    for mine, others in zip(ours, theirs, strict=True):
-        assert (len(mine), len(others)) == (2, 6)
-        optimizer.zero_grad()
-        functional.mse_loss(model(x[mine + others]), y[mine + others]).backward()
-        optimizer.step()
-    for value, expected in zip(values, model.state_dict().values(), strict=True):
-        torch.testing.assert_close(value, expected, rtol=1e-12, atol=1e-14)
-
-
-def test_batch_norm_over_all_ranks_goes_with_shares_that_are_set_by_hand():
-    def case(rank):
-        balance = LoadBalance(StaticAllocation([1, 3]), global_batch=8)
-        model, (x, y) = network(balance), data()
-        for index in BalancedLoader(Indexed(), balance):
-            balance.scale(functional.mse_loss(model(x[index]), y[index])).backward()
-        return balance.rounds
-
-    assert run_on_threads(case, 2) == [5, 5]
-
-
 def line():
     model = torch.nn.Linear(3, 1).double()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.fill_(0.5)
     return model
+
+
+def begun(policy="bsp", dataset=None, **options):
+    """A balance, a model, its optimizer, and a loader."""
+    balance, model = LoadBalance(policy, global_batch=8), line()
+    loader = BalancedLoader(TensorDataset(data()[0]) if dataset is None else dataset, balance, **options)
+    return balance, model, torch.optim.SGD(model.parameters(), lr=0.01), loader
 
 
 def loop(rank, body, rounds=6, **options):
@@ -133,6 +89,15 @@ def loop(rank, body, rounds=6, **options):
         optimizer.zero_grad()
         body(balance, model, x, optimizer)
     return balance
+
+
+def left_after(rounds, balance, model, loader, spoilt=None):
+    """Leave a loop after so many rounds, of which one may be spoilt."""
+    for (x,) in loader:
+        factor = float("nan") if balance.rounds == spoilt else 1.0
+        balance.scale(model(x).square().mean() * factor).backward()
+        if balance.rounds == rounds:
+            break
 
 
 def trained(balance, model, x, optimizer):
@@ -160,10 +125,7 @@ def test_a_step_with_a_closure_is_timed_once():
 
 def test_a_loop_that_is_left_after_its_step_has_done_the_round():
     def case(rank):
-        balance = LoadBalance("bsp", global_batch=8)
-        model = line()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        loader = BalancedLoader(TensorDataset(data()[0]), balance)
+        balance, model, optimizer, loader = begun()
         left = []
         for (x,) in loader:
             trained(balance, model, x, optimizer)
@@ -183,10 +145,7 @@ def test_a_loop_that_is_left_after_its_step_has_done_the_round():
 
 def test_each_iteration_may_be_left_at_its_first_batch():
     def case(rank):
-        balance = LoadBalance("bsp", global_batch=8)
-        model = line()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        loader = BalancedLoader(TensorDataset(data()[0]), balance)
+        balance, model, optimizer, loader = begun()
         for _ in range(4):
             (x,) = next(iter(loader))
             optimizer.zero_grad()
@@ -199,9 +158,7 @@ def test_each_iteration_may_be_left_at_its_first_batch():
 
 def test_a_training_is_saved_after_a_batch_that_was_left_at_once(tmp_path):
     def case(rank):
-        balance, model = LoadBalance("bsp", global_batch=8), line()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        loader = BalancedLoader(TensorDataset(data()[0]), balance)
+        balance, model, optimizer, loader = begun()
         saved = SavedTraining(tmp_path / "run.pt", balance, loader, rounds_per_save=None, model=model)
         for i, (x,) in enumerate(loader):
             if i == 2:
@@ -233,23 +190,6 @@ def test_optimizers_of_a_rank_s_own_are_not_compared():
     assert run_on_threads(case, 2) == [5, 5]
 
 
-@pytest.mark.parametrize("to_none", [True, False])
-def test_a_gradient_that_is_cleared_in_the_middle_of_a_round_is_an_error(to_none):
-    def case(rank):
-        balance, model = LoadBalance("bsp", global_batch=8), line()
-        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-        for (x,) in BalancedLoader(TensorDataset(data()[0]), balance, micro_batches=2):
-            optimizer.zero_grad(set_to_none=to_none or balance.rounds == 0)
-            balance.scale(model(x).square().mean()).backward()
-            if balance.round_complete:
-                averaged(model, balance)
-                optimizer.step()
-                optimizer.zero_grad()
-
-    with pytest.raises(ThreadRankError, match=r"zero_grad.*round"):
-        run_on_threads(case, 2)
-
-
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_a_checkpoint_that_nests_a_backward_pass_is_told_of_once(caplog, reentrant):
     def body(balance, model, x, optimizer):
@@ -263,30 +203,6 @@ def test_a_checkpoint_that_nests_a_backward_pass_is_told_of_once(caplog, reentra
     assert ("use_reentrant=False" in caplog.text) == reentrant
 
 
-def test_a_hook_of_a_layer_is_in_no_copy_of_it():
-    calls = []
-    hook = layers._Hook(lambda *args: calls.append(args))
-    hook(1, 2)
-    assert pickle.loads(pickle.dumps(hook))(1, 2, 3) is None
-    assert calls == [(1, 2)]
-
-
-def test_a_user_s_own_batches_are_those_of_the_plan():
-    def case(rank):
-        balance = LoadBalance("bsp", global_batch=8)
-        model = line()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        for _ in range(3):
-            samples = balance.batch()
-            optimizer.zero_grad()
-            trained(balance, model, torch.ones(samples, 3).double(), optimizer)
-        with pytest.raises(ValueError, match=r"samples.* 4 "):
-            balance.batch(3)
-        return balance.rounds
-
-    assert run_on_threads(case, 2) == [3, 3]
-
-
 def test_batches_of_a_user_s_own_follow_plans_that_change():
     """The table that decides a batch is read where it is announced."""
 
@@ -297,6 +213,8 @@ def test_batches_of_a_user_s_own_follow_plans_that_change():
             sizes.append(balance.batch())
             optimizer.zero_grad()
             trained(balance, model, torch.ones(sizes[-1], 3).double(), optimizer)
+        with pytest.raises(ValueError, match=r"samples.* \d"):
+            balance.batch(1)
         return sizes
 
     ours, theirs = run_on_threads(case, 2)
@@ -368,18 +286,6 @@ def test_what_a_loader_cannot_do_beside_a_reducer_is_refused(options, message):
     run_on_threads(case, 2)
 
 
-def test_a_micro_batch_is_not_done_again_beside_a_reducer():
-    def body(balance, model, x, optimizer):
-        with balance.surviving_out_of_memory():
-            trained(balance, model, x, optimizer)
-
-    def case(rank):
-        with pytest.raises(ValueError, match=r"batch.*reducer"):
-            loop(rank, body)
-
-    run_on_threads(case, 2)
-
-
 class Event:
     """In the place of a CUDA event, of a device whose time is ``device.now_s``."""
 
@@ -394,41 +300,6 @@ class Event:
 
     def elapsed_time(self, other):
         return 1e3 * (other.at_s - self.at_s)
-
-
-@pytest.mark.parametrize("costs_s", [0.0, 1e-3])
-def test_events_take_the_times_of_work_that_is_queued(monkeypatch, costs_s):
-    monkeypatch.setattr(late_tables, "_COSTS_S", costs_s)
-
-    def case(rank):
-        device, tables = SimpleNamespace(now_s=0.0), []
-        balance, model = LoadBalance("bsp", global_batch=8), line()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        balancer_of(balance).observer = tables.append
-        meter = balancer_of(balance).meter
-        meter.stopwatch, meter.queued = CudaStopwatch(torch.device("cpu"), lambda: Event(device)), True
-
-        def passes(seconds):
-            device.now_s += seconds
-
-        optimizer.register_step_pre_hook(lambda *_: passes(0.002))
-        for (x,) in BalancedLoader(TensorDataset(data()[0]), balance):
-            optimizer.zero_grad()
-            passes(0.01 * len(x))
-            balance.scale(model(x).square().mean()).backward()
-            averaged(model, balance)
-            passes(0.05 + 0.01 * rank)  # other ranks
-            optimizer.step()
-        return [
-            {name: each.table.column(name).tolist() for name in ("compute_s", "wait_s", "lap_s")} for each in tables
-        ]
-
-    for told in run_on_threads(case, 2):
-        assert told[-1] == {
-            "compute_s": pytest.approx([0.042, 0.042]),
-            "wait_s": pytest.approx([0.05, 0.06]),
-            "lap_s": pytest.approx([0.092, 0.102]),
-        }
 
 
 @pytest.mark.parametrize("several", [1, 2])
@@ -522,28 +393,97 @@ def in_turn(balance, model, x, optimizer):
     trained(balance, model, x, optimizer)
 
 
+def weighing(weight):
+    def body(balance, model, x, optimizer):
+        balance.scale(model(x).square().mean(), weight=weight(balance)).backward()
+
+    return body
+
+
+def no_scalar(balance, model, x, optimizer):
+    balance.scale(model(x))
+
+
+def no_tensor(balance, model, x, optimizer):
+    balance.scale(1.0)
+
+
+def not_scaled(balance, model, x, optimizer):
+    model(x).sum().backward()
+
+
+def not_propagated(balance, model, x, optimizer):
+    balance.scale(model(x).sum())
+
+
+def accumulates(balance, model, x, optimizer):
+    with balance.accumulate(model):
+        pass
+
+
+def scaled_twice(balance, model, x, optimizer):
+    scaled = balance.scale(model(x).square().mean())
+    scaled.backward()
+    balance.scale(scaled)
+
+
+def each_of_two(balance, model, x, optimizer):
+    for _ in range(2):
+        balance.scale(model(x).square().mean()).backward()
+
+
+def without_gradient(balance, model, x, optimizer):
+    with torch.no_grad():
+        balance.scale(model(x).square().mean())
+
+
+def wrapped_too_late(balance, model, x, optimizer):
+    balance.scale(model(x).square().mean()).backward()
+    DistributedOptimizer(optimizer, balance)
+
+
+def done_again(balance, model, x, optimizer):
+    with balance.surviving_out_of_memory():
+        trained(balance, model, x, optimizer)
+
+
 @pytest.mark.parametrize(
-    ("body", "message"),
+    ("body", "options", "message"),
     [
-        (closure, r"scale.*closure.*LBFGS"),
-        (in_turn, r"scale.*DistributedOptimizer.*also"),
-        (lambda *_: None, r"batch.*0 \* loss"),
+        (closure, {}, r"scale.*closure.*LBFGS"),
+        (in_turn, {}, r"scale.*DistributedOptimizer.*also"),
+        (lambda *_: None, {}, r"batch.*0 \* loss"),
+        (no_scalar, {}, r"loss must be one number.*got shape \(4, 1\); scale loss.mean\(\)"),
+        (no_tensor, {}, "TypeError: loss must be a tensor, got float"),
+        (not_scaled, {}, r"the loss of the last batch was not scaled.*balance.scale\(loss\)"),
+        (not_propagated, {}, "the scaled loss of the last batch was not used"),
+        (scaled_twice, {}, "scale.. came twice for one batch"),
+        (each_of_two, {}, "scale.. came twice for one batch.*of several models too.*scale their sum"),
+        (without_gradient, {}, r"loss has no gradient: it was computed or scaled under torch.no_grad\(\)"),
+        (wrapped_too_late, {}, "balance has begun beside a reducer of your own"),
+        (weighing(lambda balance: int(balance.rounds != 3)), {}, r"weight_of gave 0.*round 3\b"),
+        (weighing(lambda balance: -1), {}, "weight must be.*-1"),
+        (weighing(lambda balance: 3), {"weight_of": len}, "weight of scale.*weight_of"),
+        (done_again, {}, r"batch.*reducer"),
+        (accumulates, {}, "TypeError: model must be a DistributedDataParallel or sharded by fully_shard"),
     ],
 )
-def test_a_body_that_needs_other_than_one_backward_pass_is_told_why(body, message):
-    def case(rank):
-        loop(rank, body)
-
+def test_a_body_that_a_reducer_of_one_s_own_does_not_go_with_is_told_why(body, options, message):
     with pytest.raises(ThreadRankError, match=message):
-        run_on_threads(case, 2)
+        run_on_threads(lambda rank: loop(rank, body, **options) and None, 2)
 
 
-def test_a_reducer_is_a_mean_or_a_sum():
+def test_a_loss_without_a_batch_and_ranks_without_data_are_refused():
+    for said in told(lambda rank: LoadBalance("bsp", global_batch=8).scale(torch.ones(1))):
+        assert "scale() came without a batch" in said
+
     def case(rank):
-        with pytest.raises(ValueError, match=r"reducer.* 'average'"):
-            LoadBalance("bsp", global_batch=8, reducer="average")
+        balance = LoadBalance(StaticAllocation([0, 1]), global_batch=8)
+        for index in BalancedLoader(Indexed(), balance):
+            balance.scale(line()(torch.ones(len(index), 3).double()).sum()).backward()
 
-    run_on_threads(case, 1)
+    for said in told(case):
+        assert "policy 'static' needs a reducer of this package" in said
 
 
 class Clock:
@@ -620,8 +560,8 @@ def test_an_evaluation_at_the_top_of_the_body_is_no_work_on_the_batch(monkeypatc
     for tables, plans in run_on_threads(case, 2):
         assert plans == {(4, 4)}
         assert tables[-1][0] == 11
-        for _, told in tables[queued:]:
-            assert told["compute_s"] == pytest.approx([0.122] * 2, abs=1e-6)
+        for _, figures in tables[queued:]:
+            assert figures["compute_s"] == pytest.approx([0.122] * 2, abs=1e-6)
 
 
 @pytest.mark.usefixtures("data_at_once")
@@ -640,8 +580,8 @@ def test_what_comes_with_every_batch_is_work_on_it():
 def test_the_update_comes_once_a_round(monkeypatch, costs_s):
     monkeypatch.setattr(late_tables, "_COSTS_S", costs_s)
     for tables in run_on_threads(lambda rank: timed()[0], 2):
-        for _, told in tables:
-            assert (told["once_s"] - told["input_s"]).tolist() == pytest.approx([0.002] * 2)
+        for _, figures in tables:
+            assert (figures["once_s"] - figures["input_s"]).tolist() == pytest.approx([0.002] * 2)
 
 
 @pytest.mark.usefixtures("data_at_once")
@@ -654,9 +594,9 @@ def test_a_batch_that_is_left_unused_takes_no_finished_round_along(monkeypatch, 
 
     for tables in run_on_threads(case, 2):
         assert [round for round, _ in tables] == ([0, 1, 6, 11, 16] if queued else [0, 5, 10, 15])
-        for _, told in tables[queued:]:
-            assert told["samples"].tolist() == [4, 4]
-            assert told["compute_s"].tolist() == pytest.approx([0.122] * 2)
+        for _, figures in tables[queued:]:
+            assert figures["samples"].tolist() == [4, 4]
+            assert figures["compute_s"].tolist() == pytest.approx([0.122] * 2)
 
 
 @pytest.mark.parametrize("ends", ["epoch", "stop_at", "state", "close"])
@@ -664,13 +604,8 @@ def test_the_last_rounds_are_compared_where_all_ranks_come_to_an_end(monkeypatch
     monkeypatch.setattr(late_tables, "_COSTS_S", 1.0)  # a table for 64 rounds
 
     def case(rank):
-        balance, model = LoadBalance("bsp", global_batch=8), line()
-        loader = BalancedLoader(TensorDataset(data()[0]), balance, stop_at=4 if ends == "stop_at" else None)
-        for (x,) in loader:
-            last = balance.rounds == 3
-            balance.scale(model(x).square().mean() * (float("nan") if rank and last else 1.0)).backward()
-            if ends in ("state", "close") and last:
-                break
+        balance, model, _, loader = begun(stop_at=4 if ends == "stop_at" else None)
+        left_after(3 if ends in ("state", "close") else None, balance, model, loader, spoilt=3 if rank else None)
         if ends == "state":
             balance.state_dict()
         try:
@@ -684,13 +619,8 @@ def test_the_last_rounds_are_compared_where_all_ranks_come_to_an_end(monkeypatch
 
 def test_what_is_found_as_a_loop_is_left_is_raised_later(caplog):
     def case(rank):
-        balance, model = LoadBalance("bsp", global_batch=8), line()
-        loader = BalancedLoader(TensorDataset(data()[0]), balance)
-        for (x,) in loader:
-            broken = rank and balance.rounds == 2
-            balance.scale(model(x).square().mean() * (float("nan") if broken else 1.0)).backward()
-            if balance.rounds == 3:
-                break
+        balance, model, _, loader = begun()
+        left_after(3, balance, model, loader, spoilt=2 if rank else None)
         assert rank or "ranks [1] is not finite" in caplog.text
         balance.close()
 
@@ -703,11 +633,8 @@ def test_a_rank_that_does_not_come_to_close_is_not_waited_for(monkeypatch, caplo
     monkeypatch.setattr(late_tables, "_COSTS_S", 1.0)
 
     def case(rank):
-        balance, model = LoadBalance("bsp", global_batch=8), line()
-        for (x,) in BalancedLoader(TensorDataset(data()[0]), balance):
-            balance.scale(model(x).square().mean()).backward()
-            if balance.rounds == 3:
-                break
+        balance, model, _, loader = begun()
+        left_after(3, balance, model, loader)
         if not rank:
             balance.close()
 
@@ -727,11 +654,8 @@ def test_close_says_what_was_not_compared_where_the_ranks_have_parted(monkeypatc
     monkeypatch.setattr(threads.TorchThreadWire, "start_sum", parted)
 
     def case(rank):
-        balance, model = LoadBalance("bsp", global_batch=8), line()
-        for (x,) in BalancedLoader(TensorDataset(data()[0]), balance):
-            balance.scale(model(x).square().mean()).backward()
-            if balance.rounds == 3:
-                break
+        balance, model, _, loader = begun()
+        left_after(3, balance, model, loader)
         apart.add(rank)
         balance.close()
 
@@ -742,8 +666,7 @@ def test_close_says_what_was_not_compared_where_the_ranks_have_parted(monkeypatc
 @pytest.mark.parametrize("clears", [None, "before", "after the loss"])
 def test_gradients_of_a_round_that_was_left_do_not_reach_the_next_one(clears):
     def case(rank):
-        balance, model = LoadBalance("bsp", global_batch=8), line()
-        loader = BalancedLoader(TensorDataset(data()[0]), balance, micro_batches=2)
+        balance, model, _, loader = begun(micro_batches=2)
         for (x,) in loader:
             balance.scale(model(x).square().mean()).backward()
             break
@@ -844,8 +767,7 @@ def test_steps_and_scaled_losses_are_heard_of_where_they_are_compiled():
 
 def test_an_old_iteration_that_is_collected_ends_no_round_of_a_new_one():
     def case(rank):
-        balance, model = LoadBalance("bsp", global_batch=8), line()
-        loader = BalancedLoader(TensorDataset(data()[0]), balance)
+        balance, model, _, loader = begun()
         old = iter(loader)
         next(old)
         new = iter(loader)
@@ -868,18 +790,3 @@ def test_normalised_gradients_are_not_taken_for_sums():
         optimizer.step()
 
     assert [balance.rounds for balance in run_on_threads(lambda rank: loop(rank, body, 5), 2)] == [5, 5]
-
-
-def test_a_scripted_model_has_no_hooks():
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    try:
-        model = torch.nn.parallel.DistributedDataParallel(torch.jit.script(torch.nn.Linear(3, 1)))
-        handles = layers.leave_out_waits(
-            balancer_of(run_on_threads(lambda _: LoadBalance("bsp", global_batch=8), 1)[0]).meter
-        )
-        model(torch.ones(2, 3)).sum().backward()
-        for handle in handles:
-            handle.remove()
-        del model  # with its group alive: the last to let go of a group waits for its thread, which may want the GIL
-    finally:
-        torch.distributed.destroy_process_group()

@@ -40,14 +40,11 @@ class Vision:
 IMAGES = np.random.default_rng(0).integers(0, 256, (SAMPLES, 28, 28), dtype=np.uint8)
 SHARDED = {
     "tensors": [TensorDataset(X[rank::2], LABELS[rank::2]) for rank in range(2)],
-    "halves": [TensorDataset(X[part], LABELS[part]) for part in (slice(100), slice(100, 200))],
     "subset": [Subset(WHOLE, range(rank, SAMPLES, 2)) for rank in range(2)],
     "subset of something": [Subset(SimpleNamespace(), range(rank, SAMPLES, 2)) for rank in range(2)],
     "the same part of parts": [Subset(TensorDataset(X[rank::2]), list(range(50))) for rank in range(2)],
     "images": [Vision(IMAGES[rank::2], torch.zeros(100)) for rank in range(2)],
     "unseeded": [TensorDataset(torch.randn(64, 8, generator=torch.Generator().manual_seed(r))) for r in range(2)],
-    "bfloat16": [TensorDataset(X[rank::2].bfloat16()) for rank in range(2)],
-    "complex": [TensorDataset(torch.complex(X, -X)[rank::2]) for rank in range(2)],
 }
 ALIKE = {
     "the same": [WHOLE, TensorDataset(X.clone(), LABELS.clone())],

@@ -18,8 +18,6 @@ from hvd_hetero.errors import RoundStateError  # noqa: E402
 from hvd_hetero.testing import run_on_threads  # noqa: E402
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance  # noqa: E402
 from torch_hooks.elastic import TorchState  # noqa: E402
-from torch_hooks.parameters.averaging import average_everywhere  # noqa: E402
-from torch_hooks.wires.horovod import HorovodWire  # noqa: E402
 
 SAMPLES, BATCH = 22, 4  # six rounds an epoch, the last one short
 X = torch.randn(SAMPLES, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -48,6 +46,15 @@ def begun(state, *, global_batch=BATCH, dataset=DATA, **options):
     return balance, loader, optimizer
 
 
+def fit(state, loader, optimizer):
+    """One epoch, or what is left of it; yields the indices of each batch, once it is done."""
+    for x, y, index in loader:
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(state.model(x), y).backward()
+        optimizer.step()
+        yield index.tolist()
+
+
 def train(state, epochs, fail_after=(), visited=None, **options):
     """As a user would, with collectives that fail after those rounds, once each."""
     failures = list(fail_after)
@@ -67,11 +74,8 @@ def train(state, epochs, fail_after=(), visited=None, **options):
         visits.clear()
         balance, loader, optimizer = begun(state, **options)
         for epoch in range(loader.epoch_at_hand, epochs):
-            for x, y, index in loader:
-                optimizer.zero_grad()
-                torch.nn.functional.mse_loss(state.model(x), y).backward()
-                optimizer.step()
-                visits.append((epoch, index.tolist()))
+            for index in fit(state, loader, optimizer):
+                visits.append((epoch, index))
                 if balance.rounds in failures:
                     failures.remove(balance.rounds)
                     raise HorovodInternalError("a rank was lost")
@@ -144,15 +148,6 @@ def test_rates_follow_the_global_batch_where_that_is_asked_for(scale, rate, capl
     assert "the global batch was 4 and is 8 now" in caplog.text
 
 
-def test_rates_follow_the_global_batch_before_the_first_commit_too():
-    state = made(scale_learning_rate=True)
-    for batch in (4, 2):
-        state.follow(LoadBalance("bsp", global_batch=batch))
-        state.reset()
-    state.follow(LoadBalance("bsp", global_batch=2))
-    assert state.optimizer.param_groups[0]["lr"] == pytest.approx(0.05)
-
-
 def test_a_schedule_with_rates_of_its_own_cannot_be_scaled():
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, 10)
@@ -206,12 +201,6 @@ def test_a_sync_that_fails_half_way_leaves_the_own_commit_whole(monkeypatch):
     assert (state._survival.place, state._survival.common) == (place, common)
 
 
-def test_a_mean_of_models_of_which_none_counts_is_none():
-    parameters = [torch.nn.Parameter(torch.tensor([1.0, 2.0]))]
-    average_everywhere(HorovodWire(), parameters, "nobody", counts=False)
-    assert parameters[0].tolist() == [1.0, 2.0]
-
-
 class Stream(IterableDataset):
     def __iter__(self):
         return iter([DATA[i] for i in range(SAMPLES)])
@@ -226,10 +215,7 @@ def test_an_epoch_is_over_by_the_batch_that_it_was_trained_with(then, epoch, opt
     state = made(rounds_per_commit=1)
     _, loader, optimizer = begun(state, drop_last=True, **options)
     rounds = SAMPLES // BATCH
-    for number, (x, y, _) in enumerate(loader, start=1):
-        optimizer.zero_grad()
-        torch.nn.functional.mse_loss(state.model(x), y).backward()
-        optimizer.step()
+    for number, _ in enumerate(fit(state, loader, optimizer), start=1):
         if epoch == 0 and number == rounds - 1:
             break
     state.save()
@@ -244,13 +230,6 @@ def test_a_balance_of_a_former_membership_is_not_taken_again():
     state.reset()
     with pytest.raises(ValueError, match=r"balance.*membership.*LoadBalance"):
         state.follow(balance)
-
-
-def test_a_balance_that_numbers_the_ranks_of_a_former_membership_is_not_taken(monkeypatch):
-    balance = LoadBalance("bsp", global_batch=BATCH)
-    monkeypatch.setattr(hvd, "size", lambda: 2)
-    with pytest.raises(ValueError, match=r"balance.*membership"):
-        made().follow(balance)
 
 
 def test_ranks_that_are_threads_go_on_where_the_commit_stood():
@@ -269,12 +248,7 @@ def test_ranks_that_are_threads_go_on_where_the_commit_stood():
             assert state.seen == [0]
             _, loader, optimizer = begun(state)
             loader.stop_at = stop_at
-            visited.append([])
-            for x, y, index in loader:
-                optimizer.zero_grad()
-                torch.nn.functional.mse_loss(state.model(x), y).backward()
-                optimizer.step()
-                visited[-1].append(index.tolist())
+            visited.append([*fit(state, loader, optimizer)])
         return visited, torch.cat([p.detach().flatten() for p in model.parameters()]).tolist()
 
     undisturbed = run_on_threads(lambda rank: case(rank, [6]), 2)
@@ -297,9 +271,7 @@ def test_ranks_commit_before_the_same_rounds_whatever_each_of_them_measures():
         save = state.save
         state.save = lambda: (save(), committed.append(balance.rounds))
         for _ in range(4):
-            for x, y, _ in loader:
-                torch.nn.functional.mse_loss(state.model(x), y).backward()
-                optimizer.step()
+            for _ in fit(state, loader, optimizer):
                 for _ in range(30 if rank == 0 else 0):
                     next(now)
         return committed
@@ -307,19 +279,6 @@ def test_ranks_commit_before_the_same_rounds_whatever_each_of_them_measures():
     first, second = run_on_threads(case, 2)
     assert first == second
     assert first == [1, 2, 4, 8, 16, 26, 36]
-
-
-def test_a_failed_rank_hangs_up_before_it_goes_back_to_the_commit_and_does_that_once(monkeypatch):
-    """Others may wait for it until then, a large model takes its time, and what is loaded may ask Horovod."""
-    state = made(rounds_per_commit=2)
-    done = []
-    monkeypatch.setattr(state, "_hang_up", lambda: done.append("hang up"))
-    load = state._load_parts
-    monkeypatch.setattr(state, "_load_parts", lambda: (done.append("go back"), load()))
-    train(state, 1, (3,))
-    assert done == ["hang up", "go back"]
-    state.restore()
-    assert done == ["hang up", "go back", "go back"], "without a failure the others are still there"
 
 
 class AsksHorovod:
@@ -376,10 +335,7 @@ def test_survivors_tell_how_long_a_recovery_took(caplog):
             balance, loader, optimizer = begun(state)
             balance.on_round(kept.append)
             loader.stop_at = 2
-            for x, y, _ in loader:
-                optimizer.zero_grad()
-                torch.nn.functional.mse_loss(state.model(x), y).backward()
-                optimizer.step()
+            list(fit(state, loader, optimizer))
             balance.close()
 
     with caplog.at_level(logging.INFO, "hvd_hetero.elastic"):
@@ -388,26 +344,6 @@ def test_survivors_tell_how_long_a_recovery_took(caplog):
     assert 0 < kept[2]["recovered_s"] < 60
     said = sorted(text.split(" in ")[0] for text in caplog.messages if "recovered" in text)
     assert said == ["rank 0 of 3 recovered", "rank 1 of 3 recovered"]
-
-
-def test_hooks_of_the_former_membership_are_gone():
-    state = made()
-    for _ in range(3):
-        begun(state)
-        state.reset()
-    balance, _, optimizer = begun(state)
-    assert [len(p._post_accumulate_grad_hooks) for p in state.model.parameters()] == [1, 1]
-    assert balance._session.optimizer is optimizer
-
-
-def test_hooks_of_every_optimizer_of_the_loop_are_gone():
-    state, other = made(), torch.nn.Linear(3, 1)
-    inner = torch.optim.SGD(other.parameters(), lr=0.1)
-    for _ in range(3):
-        balance, _, _ = begun(state)
-        DistributedOptimizer(inner, balance.also(), [(f"other.{n}", p) for n, p in other.named_parameters()])
-        assert [len(p._post_accumulate_grad_hooks) for p in other.parameters()] == [1, 1]
-        state.reset()
 
 
 def test_a_change_of_hosts_is_always_followed_by_a_sync():
@@ -422,9 +358,7 @@ def test_a_change_of_hosts_is_always_followed_by_a_sync():
 def test_a_commit_in_the_body_of_the_loop_is_refused():
     state = made()
     _, loader, optimizer = begun(state)
-    for x, y, _ in loader:
-        torch.nn.functional.mse_loss(state.model(x), y).backward()
-        optimizer.step()
+    for _ in fit(state, loader, optimizer):
         with pytest.raises(RoundStateError, match=r"body.*rounds_per"):
             state.commit()
     state.commit()  # after the epoch
@@ -435,22 +369,14 @@ def test_without_automatic_commits_the_place_is_that_of_the_last_one():
     balance, loader, optimizer = begun(state)
     for stop in (2, 5):
         loader.stop_at = stop
-        for x, y, _ in loader:
-            optimizer.zero_grad()
-            torch.nn.functional.mse_loss(state.model(x), y).backward()
-            optimizer.step()
+        list(fit(state, loader, optimizer))
         if stop == 2:
             state.commit()
     assert balance.rounds == 5
     state.restore()
     balance, loader, optimizer = begun(state)
     assert (balance.rounds, loader.epoch_at_hand) == (2, 0)
-    left = 0
-    for x, y, _ in loader:
-        left += len(x)
-        torch.nn.functional.mse_loss(state.model(x), y).backward()
-        optimizer.step()
-    assert left == SAMPLES - 2 * BATCH
+    assert sum(map(len, fit(state, loader, optimizer))) == SAMPLES - 2 * BATCH
     assert loader.epoch_at_hand == 1
 
 

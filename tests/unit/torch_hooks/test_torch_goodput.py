@@ -17,7 +17,6 @@ from hvd_hetero.balancer import Balancer  # noqa: E402
 from hvd_hetero.policies import BSP, LBBSP, Goodput, SelfAdaptive, StaticAllocation  # noqa: E402
 from hvd_hetero.testing import ThreadRankError, run_on_threads  # noqa: E402
 from torch_hooks import BalancedLoader, DistributedOptimizer, GradScaler, LoadBalance  # noqa: E402
-from torch_hooks.gradients.squares import square_of  # noqa: E402
 from torch_hooks.rates import Rates  # noqa: E402
 
 torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)  # imports what all threads would import at once
@@ -195,34 +194,6 @@ def test_worker_processes_fix_batches_ahead(tmp_path):
     assert len({sum(map(len, parts)) for parts in rounds}) >= 3
 
 
-def test_a_saved_training_goes_on_with_its_batch_and_progress():
-    def case(rank):
-        found = []
-        for rounds, state in ((5, None), (10, "saved"), (10, None)):
-            balance = LoadBalance("bsp", global_batch=changing())
-            loader = BalancedLoader(TensorDataset(X, Y), balance, stop_at=rounds)
-            model = dense()
-            optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=RATE), balance)
-            if state is not None:
-                balance.load_state_dict(found[0][0])
-                loader.load_state_dict(found[0][1])
-                model.load_state_dict(found[0][2])
-            while balance.rounds < rounds:
-                for x, y in loader:
-                    optimizer.zero_grad()
-                    functional.mse_loss(model(x), y).backward()
-                    optimizer.step()
-            kept = balance.state_dict(), loader.state_dict(), copy.deepcopy(model.state_dict())
-            found.append((*kept, balance.progress, balance.plan))
-            balance.close()
-        return [(of[3], of[4]) for of in found]
-
-    for _, resumed, whole in run_on_threads(case, 2):
-        # The squares of the round before a save are not saved: the averages lack one round.
-        assert resumed[1] == whole[1]
-        assert resumed[0] == pytest.approx(whole[0], rel=0.1)
-
-
 def refused(case, message):
     with pytest.raises(ThreadRankError, match=message):
         run_on_threads(case, 2)
@@ -317,47 +288,13 @@ def test_rates_are_the_users_own_outside_of_the_update_and_in_hooks_of_the_step(
     assert optimizer.param_groups[0]["lr"] == 0.125
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64])
-def test_squares_of_any_type_and_length(dtype):
-    for length in (0, 1, 2**19 + 5):
-        numbers = torch.randn(length, generator=torch.Generator().manual_seed(length)).to(dtype)
-        wanted = float(numbers.to(torch.complex128).abs().square().sum())
-        assert float(square_of(numbers)) == pytest.approx(wanted, rel=1e-4)
-
-
-def test_drop_last_leaves_out_what_is_shorter_than_the_batch_planned_for_it():
-    def case(rank):
-        balance = LoadBalance(BSP(), global_batch=changing())
-        loader = BalancedLoader(TensorDataset(X, Y), balance, shuffle=True, drop_last=True)
-        model = dense()
-        optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=RATE), balance)
-        planned, lengths = [], []
-        for _ in range(4):
-            lengths.append(len(loader) == SAMPLES // sum(balance.plan))
-            planned.append([])
-            for x, y in loader:
-                planned[-1].append(sum(balance.plan))
-                functional.mse_loss(model(x), y).backward()
-                optimizer.step()
-            planned[-1].append(sum(balance.plan))
-        balance.close()
-        return planned, lengths, balance.rounds
-
-    (planned, lengths, rounds), *others = run_on_threads(case, 2)
-    assert others == [(planned, lengths, rounds)]
-    for *done, following in planned:
-        assert sum(done) <= SAMPLES < sum(done) + following, "whole rounds, and as many as there are"
-    assert {sum(done) for *done, _ in planned} != {SAMPLES // START * START}
-    assert all(lengths)
-
-
 def test_a_second_training_with_the_same_objects_begins_anew():
-    batch, policy = changing(), SelfAdaptive(total=4)
+    batch, policy, start = changing(), SelfAdaptive(total=4), dense()
 
     def train(**arguments):
         balance = LoadBalance(**arguments)
         loader = BalancedLoader(TensorDataset(X, Y), balance, shuffle=True, stop_at=9)
-        model = dense()
+        model = copy.deepcopy(start)
         optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=RATE), balance)
         totals = []
         while balance.rounds < 9:

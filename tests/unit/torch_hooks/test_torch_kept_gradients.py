@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections import deque
-from functools import partial
 
 import pytest
 
@@ -32,12 +30,10 @@ def sgd(parameters):
     return torch.optim.SGD(parameters, lr=0.5, momentum=0.9)
 
 
-def train(width=4, policy=BSP, *, put=None, make=sgd, hook=None, rounds=ROUNDS):
+def train(width=4, policy=BSP, *, put=None, make=sgd, rounds=ROUNDS):
     """Return how far parameters of any rank are from those of one process with the same samples.
 
-    ``put`` is done before the first backward pass of a round, ``hook`` after each gradient; plain torch has neither.
-
-    Both get parameters, and the gradients of the former round.
+    ``put`` is done before the first backward pass of a round, with the gradients of the former one.
     """
     model = net(width)
     x = torch.randn(BATCH * rounds, width, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -49,9 +45,6 @@ def train(width=4, policy=BSP, *, put=None, make=sgd, hook=None, rounds=ROUNDS):
     def of_rank(rank):
         mine = copy.deepcopy(model)
         parameters, kept, seen = list(mine.parameters()), [], {}
-        if hook is not None:
-            for number, parameter in enumerate(parameters):
-                parameter.register_post_accumulate_grad_hook(partial(hook, kept, number))
         balance = LoadBalance(policy(), global_batch=BATCH)
         loader = BalancedLoader(TensorDataset(torch.arange(len(x))), balance, shuffle=True, seed=2)
         optimizer = DistributedOptimizer(make(mine.parameters()), balance, mine.named_parameters())
@@ -78,14 +71,6 @@ def train(width=4, policy=BSP, *, put=None, make=sgd, hook=None, rounds=ROUNDS):
     return max(float((p - q).detach().abs().max()) for p, q in pairs)
 
 
-@pytest.fixture(params=["together", "some alone"])
-def bounds(request, monkeypatch):
-    """Those at which a small model takes every way of a large one."""
-    monkeypatch.setattr("torch_hooks.gradients.bundles._MOST", 400)
-    if request.param == "some alone":
-        monkeypatch.setattr("torch_hooks.gradients.bundles._ALONE", 100)
-
-
 def turned(gradients, by):
     """Each goes to another parameter of the same shape: weights and biases alternate."""
     return gradients[2 * by :] + gradients[: 2 * by]
@@ -96,11 +81,11 @@ def give(parameters, gradients):
         parameter.grad = gradient
 
 
-def within_a_bundle(parameters, kept):
+def to_a_neighbour(parameters, kept):
     parameters[0].grad, parameters[2].grad = kept[2], kept[0]
 
 
-def across_bundles(parameters, kept):
+def far_away(parameters, kept):
     give(parameters, turned(kept, LAYERS // 2))
 
 
@@ -109,85 +94,18 @@ def some(parameters, kept):
     give(parameters[::3], turned(kept, 1)[::3])
 
 
-def views(parameters, kept):
-    give(parameters, [gradient.detach().view(-1).view(gradient.shape) for gradient in turned(kept, 1)])
-
-
 def by_data(parameters, kept):
     """With versions of their own, which begin at 0."""
     give(parameters, [gradient.data for gradient in turned(kept, 1)])
 
 
-def transposed(parameters, kept):
-    """Of the same parameter, in another order of its numbers."""
-    give(parameters, [gradient.t() for gradient in kept])
+PUT = [to_a_neighbour, far_away, some, by_data]
 
 
-def first_fit(parameters, kept):
-    """Cut from a pool of memory as they are asked for."""
-    pool = [gradient.view(-1) for gradient in kept[::-1]]
-    for parameter in parameters:
-        number = next(n for n, memory in enumerate(pool) if len(memory) >= parameter.numel())
-        memory = pool.pop(number)
-        parameter.grad = memory[: parameter.numel()].view(parameter.shape)
-
-
-PUT = [within_a_bundle, across_bundles, some, views, by_data, transposed, first_fit]
-
-
-@pytest.mark.filterwarnings("ignore:grad and param do not obey the gradient layout contract")
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("put", PUT)
-def test_a_gradient_that_is_put_back_elsewhere_is_exact(bounds, policy, put):
+def test_a_gradient_that_is_put_back_elsewhere_is_exact(policy, put):
     assert train(policy=POLICIES[policy], put=put) <= 1e-12
-
-
-@pytest.mark.parametrize("put", [across_bundles, lambda p, kept: across_bundles(p, [g.data for g in kept])])
-def test_also_from_one_optimizer_to_another(put):
-    x = torch.randn(ROUNDS, BATCH, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-
-    def train(model, optimizers, begin):
-        for samples in x:
-            begin()
-            functional.mse_loss(model(samples), torch.sin(samples)).backward()
-            for optimizer in optimizers:
-                optimizer.step()
-        return torch.nn.utils.parameters_to_vector(model.parameters())
-
-    def of_rank(rank):
-        model = net(4)
-        named, balance = list(model.named_parameters()), LoadBalance("bsp", global_batch=BATCH)
-        parts = [(named[LAYERS:], balance), (named[:LAYERS], balance.also())]
-        optimizers = [DistributedOptimizer(sgd([p for _, p in part]), of, part) for part, of in parts]
-        parameters = list(model.parameters())
-
-        def begin():
-            kept = [p.grad for p in parameters]
-            balance.batch(BATCH)
-            if balance.rounds:
-                put(parameters, [gradient.zero_() for gradient in kept])
-
-        return train(model, optimizers, begin)
-
-    single = net(4)
-    optimizer = sgd(single.parameters())
-    expected = train(single, [optimizer], optimizer.zero_grad)
-    torch.testing.assert_close(run_on_threads(of_rank, 1)[0], expected, rtol=0, atol=1e-12)
-
-
-def pooled(partner):
-    """Put each gradient, as it is there, into the memory that another one had."""
-
-    def hook(kept, number, parameter):
-        if kept and (memory := partner(number)) is not None:
-            parameter.grad = kept[memory].copy_(parameter.grad)
-
-    return hook
-
-
-@pytest.mark.parametrize("by", [2, LAYERS])
-def test_a_gradient_that_a_hook_puts_elsewhere_is_exact(bounds, by):
-    assert train(hook=pooled(lambda number: (number + by) % (2 * LAYERS))) <= 1e-12
 
 
 class Keeps(torch.optim.Optimizer):
@@ -202,9 +120,9 @@ class Keeps(torch.optim.Optimizer):
         for group in self.param_groups:
             for p in group["params"]:
                 kept = self.place(self, p)
-                p.sub_(p.grad + 0.5 * kept["last"].view_as(p) if "last" in kept else p.grad, alpha=group["lr"])
+                p.sub_(p.grad + 0.5 * kept["last"] if "last" in kept else p.grad, alpha=group["lr"])
                 if self.steps >= self.since:
-                    kept["last"] = p.grad.view(-1) if self.place is in_a_container else p.grad
+                    kept["last"] = p.grad
         self.steps += 1
 
 
@@ -212,16 +130,12 @@ def in_state(optimizer, p):
     return optimizer.state[p]
 
 
-def in_a_container(optimizer, p):
-    return optimizer.state[p].setdefault("containers", deque([({},)]))[0][0]
-
-
 def in_an_attribute(optimizer, p):
     return optimizer.attribute.setdefault(id(p), {})
 
 
-@pytest.mark.parametrize("place", [in_state, in_a_container, in_an_attribute])
+@pytest.mark.parametrize("place", [in_state, in_an_attribute])
 @pytest.mark.parametrize("since", [0, 3])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_an_optimizer_may_keep_gradients_from_any_step_on(bounds, policy, since, place):
+def test_an_optimizer_may_keep_gradients_from_any_step_on(policy, since, place):
     assert train(policy=POLICIES[policy], make=lambda parameters: Keeps(parameters, since, place)) <= 1e-12

@@ -147,16 +147,3 @@ def test_micro_batches_and_parts_in_which_nothing_is_left_are_passed_over(unread
     assert used == [BATCH, BATCH - len(unreadable)]
     for mine, its in zip(model.parameters(), single(unreadable, 2).parameters(), strict=True):
         torch.testing.assert_close(mine, its, rtol=0, atol=1e-6)
-
-
-def test_a_round_in_which_nothing_counts_has_no_mean():
-    model, _, loader, optimizer = begun(BSP(), Unreadable(set(range(8, 16))), collate_fn=indices, weight_of=len)
-
-    def train():
-        for index in loader:
-            optimizer.zero_grad()
-            functional.mse_loss(model(X[index]), Y[index]).backward()
-            optimizer.step()
-
-    with pytest.raises(ValueError, match=r"weight_of gave 0.*round 1\b"):
-        train()

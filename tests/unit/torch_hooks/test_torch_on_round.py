@@ -22,7 +22,7 @@ def trained(path=None, look_on=lambda balance, rank: None, ranks=3):
     """Train on threads; return the parameters of every rank."""
 
     def job(rank):
-        telemetry = None if path is None else Telemetry(path, every=2)
+        telemetry = None if path is None else Telemetry(path / f"of rank {rank}.jsonl", every=2)
         balance = LoadBalance(
             StaticAllocation([1, 2, 1]), global_batch=8, telemetry=telemetry, progress=path is not None
         )
@@ -41,12 +41,14 @@ def test_rank_0_calls_what_is_registered_on_all_ranks(tmp_path):
     def look_on(balance, rank):
         balance.on_round(calls[rank].append)
 
-    trained(tmp_path / "run.jsonl", look_on)
+    trained(tmp_path, look_on)
     assert [record["round"] for record in calls[0]] == list(range(ROUNDS))
     assert (calls[1], calls[2]) == ([], [])
     assert [sum(record["samples"]) for record in calls[0]] == [8, 8, 10] * 2
     assert calls[0][-1]["wait_s"] == [None] * 3
-    written = [json.loads(line) for line in (tmp_path / "run.jsonl").read_text().splitlines()[1:]]
+    (file,) = tmp_path.iterdir()
+    assert file.name == "of rank 0.jsonl", "no other rank writes one"
+    written = [json.loads(line) for line in file.read_text().splitlines()[1:]]
     for line, record in zip(written, calls[0][::2], strict=True):
         assert list(line) == list(record)
         assert (line["round"], line["samples"]) == (record["round"], record["samples"])

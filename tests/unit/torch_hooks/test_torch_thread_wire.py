@@ -26,14 +26,6 @@ def test_a_sum_is_in_place_and_in_order_of_rank_and_raises_no_version():
         assert version == 0
 
 
-def test_rows_are_laid_end_to_end_however_many_a_rank_has():
-    def case(rank):
-        wire = wire_here()
-        return wire.result(wire.start_gather(torch.full((rank, 2), rank), "rows")).tolist()
-
-    assert run_on_threads(case, ranks=3) == [[[1, 1], [2, 2], [2, 2]]] * 3
-
-
 def test_an_exchange_tells_what_came_and_how_much_from_each():
     def case(rank):
         wire = wire_here()
@@ -43,15 +35,6 @@ def test_an_exchange_tells_what_came_and_how_much_from_each():
         return received.tolist(), counts.tolist()
 
     assert run_on_threads(case, ranks=3) == [([0, 20, 21, 22], [1, 0, 3]), ([1, 2], [2, 0, 0]), ([10], [0, 1, 0])]
-
-
-def test_a_broadcast_is_in_place():
-    def case(rank):
-        tensor = torch.full((3,), float(rank + 1))
-        wire_here().result(wire_here().start_broadcast(tensor, "broadcast"))
-        return tensor.tolist()
-
-    assert run_on_threads(case, ranks=2) == [[1.0] * 3] * 2
 
 
 def test_tensors_of_unlike_shapes_are_refused():

@@ -60,28 +60,6 @@ def test_it_is_awake_at_the_beginning_and_about_the_expected_end_and_sleeps_in_b
     assert world.asleep(0.1105, 0.3) > 0.98  # who is expected has not come
 
 
-def test_a_rank_that_waits_for_the_transfer_alone_never_sleeps_however_long_that_takes(monkeypatch):
-    world = World(monkeypatch, 0.06)
-    waiting.wait(world.ended, 0.06, 0.06)
-    assert not world.slept
-
-
-@pytest.mark.parametrize("transfer_s", [0.3, math.inf])
-def test_a_long_transfer_counts_as_50_ms(monkeypatch, transfer_s):
-    world = World(monkeypatch, 1.0)
-    waiting.wait(world.ended, math.nan, transfer_s)
-    assert world.asleep(0.0, 0.1) == 0.0
-    assert world.asleep(0.101, 1.0) > 0.98
-
-
-@pytest.mark.parametrize("transfer_s", [math.nan, 0.0, -1.0])
-def test_what_is_not_known_is_taken_to_be_short(monkeypatch, transfer_s):
-    world = World(monkeypatch, 0.1)
-    waiting.wait(world.ended, math.nan, transfer_s)
-    assert world.asleep(0.0, 0.004) == 0.0
-    assert world.asleep(0.005, 0.1) > 0.95
-
-
 def test_it_wakes_when_the_end_is_imminent_and_sleeps_again_when_it_does_not_come(monkeypatch):
     world = World(monkeypatch, 0.6)
     waiting.wait(world.ended, math.nan, 0.005, lambda: world.now_s >= 100.25)
@@ -96,10 +74,3 @@ def test_told_how_long_to_sleep_it_does_nothing_else_also_where_the_data_moves(m
     waiting.wait(world.ended, 0.01, 0.01)
     assert [seconds for _, seconds in world.slept] == pytest.approx([slept_s] * len(world.slept))
     assert world.asleep(0.0, 0.02) > 0.98
-
-
-@pytest.mark.parametrize("told", ["", "0", "-5", "soon"])
-def test_told_nothing_of_use_it_is_awake_where_the_data_moves(monkeypatch, told):
-    world = World(monkeypatch, 0.02, told)
-    waiting.wait(world.ended, 0.01, 0.01)
-    assert not world.slept
