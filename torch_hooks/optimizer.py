@@ -208,6 +208,7 @@ class DistributedOptimizer(WrappedOptimizer):
             return False
         self._gathered.complete()
         self._synchroniser.finish()
+        self._gathered.awaits_step = True
         if self._synchroniser.thawed:
             self._synchroniser.thawed = False
             self._gathered.listen(self._names)
@@ -299,7 +300,7 @@ class DistributedOptimizer(WrappedOptimizer):
             self._gathered.done()
             balancer.pause()
             return
-        self._synchronised = False
+        self._synchronised = self._gathered.awaits_step = False
         balancer.require_finite()
         start = time.perf_counter()
         balancer.meter.applying()
@@ -330,6 +331,7 @@ class DistributedOptimizer(WrappedOptimizer):
         # later look would find it out.
         if not self._synchronised:
             raise RoundStateError(_STOCK_SCALER)
+        self._gathered.awaits_step = False  # the scaler may find an infinity, and leave the update out
         return False
 
     # What a session and a gradient scaler ask between two of the loop's calls.

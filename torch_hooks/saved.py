@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import fcntl
 import glob
+import io
 import logging
 import os
 import secrets
@@ -184,7 +185,7 @@ class SavedTraining:
                 file.write(_seal(file, file.tell()))
                 file.flush()
                 os.fsync(file.fileno())
-            self._require_readable(partial)
+            self._require_readable(partial, parts)
             partial.replace(self.path)
         except Exception as error:
             with suppress(OSError):
@@ -203,15 +204,18 @@ class SavedTraining:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 partial.unlink()
 
-    def _require_readable(self, partial: Path) -> None:
+    def _require_readable(self, partial: Path, parts: Mapping[str, Any]) -> None:
         """Raise if the file cannot be read without unpickling, before it takes the former one's place."""
         try:
             torch.load(partial, map_location="meta", weights_only=True)  # which reads no numbers, and so costs nothing
         except Exception as error:  # noqa: BLE001 - raised below, without PyTorch's advice to unpickle
-            raise HeteroError(
-                f"the state of {' or '.join(self._parts)} is not of tensors and plain data, and could not be read "
-                f"again ({type(error).__name__}); let its state_dict() return numbers, texts, lists, dicts and tensors"
-            ) from None
+            # Some tensors exist on devices with numbers alone, as quantised ones do.
+            odd = [name for name, state in parts.items() if not _can_be_read(state)]
+            if odd:
+                raise HeteroError(
+                    f"the state of {' and '.join(odd)} is not of tensors and plain data, and could not be read again "
+                    f"({type(error).__name__}); let its state_dict() return numbers, texts, lists, dicts and tensors"
+                ) from None
 
     def _load(self) -> None:
         session, wire = self._session, self._session.wire
@@ -293,6 +297,17 @@ def _is_sharded(part: Any) -> bool:
     groups = getattr(part, "param_groups", ())
     parameters = part.parameters() if isinstance(part, torch.nn.Module) else (p for g in groups for p in g["params"])
     return any(hasattr(parameter, "placements") for parameter in parameters)
+
+
+def _can_be_read(state: Any) -> bool:
+    content = io.BytesIO()
+    torch.save(state, content)
+    content.seek(0)
+    try:
+        torch.load(content, map_location="cpu", weights_only=True)
+    except Exception:  # noqa: BLE001 - whatever unpickling refuses
+        return False
+    return True
 
 
 class _NotWrittenError(HeteroError):

@@ -62,6 +62,8 @@ def checked_ends(ends: ArrayLike) -> NDArray[Any]:
             f"ends must be a matrix of numbers (workers, R) with at least one worker and one end, got shape "
             f"{array.shape} of {array.dtype}; the row of a worker that needs 2 s for each iteration is 2, 4, 6 … 2 R"
         )
+    if array.max() > np.iinfo(np.int64).max and array.dtype.kind == "u":
+        raise ValueError(f"ends must be below 2**63, got {array.max()}; count from a later instant, or in larger units")
     array = array.astype(np.float64 if array.dtype.kind == "f" else np.int64, copy=False)
     ascending = np.isfinite(array).all(axis=1) & (array[:, 1:] > array[:, :-1]).all(axis=1)
     if not ascending.all():

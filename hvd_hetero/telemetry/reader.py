@@ -1,4 +1,4 @@
-"""Read the lines of a run: a file is a run, or one error that names the line and the key.
+"""Read the lines of a run strictly: a file is a run, or one error that names the line and the key.
 
 Columns are gathered as plain machine numbers, so reading takes no more memory than the resulting arrays. What remains
 is mostly the parsing of numbers; orjson, where it is installed, does that in a seventh of the time.
@@ -6,9 +6,10 @@ is mostly the parsing of numbers; orjson, where it is installed, does that in a 
 
 from __future__ import annotations
 
+import functools
 import json
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -17,12 +18,18 @@ import numpy.typing as npt
 
 from hvd_hetero.telemetry.files import named, open_file
 
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number")
+
+
 try:
-    import orjson
+    from orjson import loads
 except ImportError:
-    loads: Callable[[bytes], Any] = json.loads
-else:
-    loads = orjson.loads
+    loads = functools.partial(json.loads, parse_constant=_no_number)
+
+_LARGEST = 2**53  # beyond, JSON's numbers are not exact everywhere
+_NUMBERS = {int, float, type(None)}
 
 
 class Lines(NamedTuple):
@@ -62,9 +69,16 @@ def read_lines(
             source = f"{named(path)}, line {at}"
             row = _object(line, source)
             for name, kind in kinds.items():
-                shape = () if name in per_round else (workers,)
-                values = row.get(name, np.zeros(shape) if name in optional else None)
-                columns[name].frombytes(_numbers(values, kind, shape, f"{source}: {name}").tobytes())
+                if name not in row and name in optional:
+                    columns[name].frombytes(bytes(8 if name in per_round else 8 * workers))
+                    continue
+                values = row.get(name)
+                if name in per_round:
+                    values = [values]
+                elif not isinstance(values, list) or len(values) != workers:
+                    _refuse(f"{source}: {name}", f"a list of {workers} numbers, one for each rank", values)
+                numbers = _numbers(values, kind, f"{source}: {name}", null=name in per_rank)
+                columns[name].frombytes(numbers.tobytes())
             number = columns["round"][-1]
             if number <= before:
                 raise ValueError(
@@ -105,8 +119,10 @@ def _header(line: bytes, path: str, schema: str, version: int) -> dict[str, Any]
         )
     header.setdefault("every", 1)  # absent in older runs
     for name in ("workers", "global_batch", "every"):
-        if type(value := header.get(name)) is not int or value < 1:
+        if type(value := header.get(name)) is not int or not 1 <= value < _LARGEST:
             _refuse(f"{path}, line 1: {name}", "a whole number of at least 1", value)
+    if not isinstance(policy := header.get("policy"), str) or not policy.isprintable():
+        _refuse(f"{path}, line 1: policy", "the name of a policy", policy)
     return header
 
 
@@ -120,17 +136,23 @@ def _object(line: bytes, source: str) -> dict[str, Any]:
     return found
 
 
-def _numbers(values: Any, kind: type, shape: tuple[int, ...], source: str) -> npt.NDArray[Any]:
-    """Return a line's figures, of one rank or of all; null is NaN, for one that is not known."""
+def _numbers(values: list[Any], kind: type, source: str, *, null: bool) -> npt.NDArray[Any]:
+    """Return a line's figures: whole ones (``kind`` is int64), or floats, with ``null`` NaN for an unknown one."""
     whole = kind is np.int64
-    try:
-        numbers: npt.NDArray[Any] = np.array(values, dtype=kind)
-    except (TypeError, ValueError, OverflowError):
-        numbers = np.zeros(0)
-    if values is None or numbers.shape != shape:
-        each = f", one for each of {shape[0]} ranks" if shape else ""
-        _refuse(source, f"{'whole numbers' if whole else 'numbers'}{each}", values)
-    return numbers
+    if set(map(type, values)) <= _NUMBERS:
+        try:
+            numbers: npt.NDArray[Any] = np.array(values, dtype=np.float64)
+        except OverflowError:  # too large for a float
+            numbers = np.array([np.inf])
+        good = np.abs(numbers) < _LARGEST
+        if whole:
+            good &= (numbers >= 0) & (np.trunc(numbers) == numbers)
+        elif null:
+            good |= np.isnan(numbers)
+        if good.all():
+            return numbers.astype(kind)
+    rule = "whole numbers, 0 or more" if whole else "numbers, or null for an unknown one" if null else "a number"
+    return _refuse(source, rule, values)
 
 
 def _refuse(source: str, rule: str, value: Any) -> NoReturn:

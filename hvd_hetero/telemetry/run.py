@@ -103,7 +103,7 @@ def read_run(path: str | Path) -> Run:
     read = read_lines(path, SCHEMA, VERSION, _PER_ROUND, _PER_RANK, optional)
     rounds = read.columns["round"]
     return Run(
-        policy=str(read.header.get("policy")),
+        policy=read.header["policy"],
         workers=read.header["workers"],
         global_batch=read.header["global_batch"],
         columns=read.columns,

@@ -75,12 +75,19 @@ _NO_CALLBACK = (
 )
 
 
+def _is_resized(data: Any) -> bool:
+    """Return whether data come from `resize_batches`, perhaps through steps such as ``take``."""
+    if isinstance(data, BalancedDataset):
+        return True
+    return isinstance(data, tf.data.Dataset) and any(map(_is_resized, data._inputs()))
+
+
 def refuses_resized(evaluate: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``model.evaluate`` or ``predict``, but refusing batches whose sizes follow the training's plan."""
 
     @functools.wraps(evaluate)
     def checked(x: Any = None, *args: Any, **options: Any) -> Any:
-        if isinstance(x, BalancedDataset):
+        if _is_resized(x):
             raise ValueError(
                 "validation_data (or what is evaluated, or predicted) comes from resize_batches, whose batches follow "
                 "the rounds of training; give each rank its part in plain batches, (x[rank::size], y[rank::size]) or "

@@ -30,6 +30,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from hvd_hetero.errors import RoundStateError
 from hvd_hetero.measurement.gradient_noise import rounds_per_measurement
 from hvd_hetero.rounds import RoundTable, checksum
 from torch_hooks.gradients.bundles import Bundle, Rows, bundles_of
@@ -83,6 +84,7 @@ class Allreduce(Synchroniser):
         now = bytes(map(_trained, self._names))
         changed, self._bundled = now != self._bundled, now
         if changed:
+            self._require_no_gradient_of_frozen()
             self._look(next((p.grad for p in self._names if p.grad is not None), None))
             self._send(None)
             self._collect()  # stops all ranks, if only some have changed what they train
@@ -97,6 +99,15 @@ class Allreduce(Synchroniser):
             bundle.take_apart(correction)
         self._layouts.back_to_rows()
         self._broken = False
+
+    def _require_no_gradient_of_frozen(self) -> None:
+        # The optimizer inside would step by it, and it is in no bundle: each rank would take its own.
+        for parameter, name in self._names.items():
+            if parameter.grad is not None and not parameter.requires_grad:
+                raise RoundStateError(
+                    f"{name!r} was frozen between backward() and step(), while its gradient waited to be summed; call "
+                    "requires_grad_(False) before backward() or after step()"
+                )
 
     def _measured(self, correction: float) -> Squares:
         """Return the squares of a round that is agreed, before its sums are corrected."""

@@ -30,6 +30,10 @@ _BEFORE_THE_SUM = (
     "optimizer.skip_synchronize(): optimizer.step(). transformers' Trainer clips even at max_grad_norm=0 "
     "(docs/porting.md)"
 )
+_AFTER_THE_SUM = (
+    "was added to between synchronize() and step(), after it was summed over the ranks, so ranks would part. Do all "
+    "backward passes of a batch before synchronize()"
+)
 _CLEARED = (
     "zero_grad() came after backward(), in a round that would keep what earlier micro-batches have gathered; call it "
     "before the first backward() of a batch, and have a loss reach only what it is for: "
@@ -69,6 +73,8 @@ class Gathered:
         self._open = self._adds = False
         """Whether a micro-batch has begun, which may be undone; whether it adds to gradients of earlier ones."""
         self._has_added = False
+        self.awaits_step = False
+        """True: the gradients are sums over the ranks, which the optimizer has still to use."""
         self._copies: dict[torch.Tensor, torch.Tensor] | None = None
 
     def listen(self, parameters: Iterable[torch.Tensor]) -> None:
@@ -94,7 +100,7 @@ class Gathered:
         body, which does so, does not run on a rank without data.
         """
         self._open, self._adds, self._copies = True, adds, None
-        self._has_added = False
+        self._has_added = self.awaits_step = False
         if not adds:
             for parameter in self._names:
                 parameter.grad = None
@@ -111,6 +117,8 @@ class Gathered:
         gradient = parameter.grad
         assert gradient is not None, "its hook was called"
         if not self._open:
+            if self.awaits_step:
+                raise RoundStateError(f"the gradient of {self._names[parameter]!r} {_AFTER_THE_SUM}")
             if self._balancer.in_round and not self._balancer.at_work:
                 raise RoundStateError(_IN_TURN)
             return  # of another optimizer's loss, perhaps: the next round clears it

@@ -4,7 +4,6 @@ A command's module must import nothing heavy at its top level, because writing t
 """
 
 import argparse
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,9 @@ from types import ModuleType
 from hvd_hetero import __version__
 from hvd_hetero.errors import HeteroError
 from hvd_hetero.tools.cli import build_horovod, check, profile, report, simulate
+from hvd_hetero.tools.cli.output import reader_left
+
+READER_LEFT = 141  # of a program that SIGPIPE ends, as shells report it: 128 + 13
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +57,21 @@ def make_parser(commands: Sequence[Command] = COMMANDS) -> argparse.ArgumentPars
 
 
 def main(argv: Sequence[str] | None = None, commands: Sequence[Command] = COMMANDS) -> int:
-    """Run a command and return its exit code: 0, 1 if it failed, 2 for wrong arguments, 130 if interrupted."""
-    if argv is None:  # as a program: a reader of its output who leaves ends it without a word, as with ``cat``
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    """Run a command and return its exit code: 0, 1 if it failed, 2 for wrong arguments, 130 if interrupted.
+
+    141 if the reader of its output has left and nothing else is wrong, which is the reader's choice, and no error.
+    """
     args = make_parser(commands).parse_args(argv)
     try:
-        return int(args.run(args))
+        code = int(args.run(args))
+        left = reader_left()
+        return code or (READER_LEFT if left else 0)
     except KeyboardInterrupt:
         sys.stderr.write("hvd-hetero: interrupted\n")
         return 130
     except (HeteroError, ValueError, OSError) as error:
+        if isinstance(error, BrokenPipeError) and reader_left():
+            return READER_LEFT
         if args.traceback:
             raise
         sys.stderr.write(f"hvd-hetero: error: {error}\n")

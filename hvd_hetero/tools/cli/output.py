@@ -1,10 +1,12 @@
-"""The console on standard output, and what is being done on standard error."""
+"""Standard output, whose reader may leave before the end: ``hvd-hetero report run.jsonl | head -1``."""
 
 from __future__ import annotations
 
+import os
+import select
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -12,10 +14,30 @@ if TYPE_CHECKING:
 
 
 def printer(**options: Any) -> Console:
-    """Return a console of rich on standard output."""
+    """Return a console of rich on standard output, which raises BrokenPipeError instead of ending the process."""
     from rich.console import Console
 
-    return Console(highlight=False, **options)
+    class Printer(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError
+
+    return Printer(highlight=False, **options)
+
+
+def reader_left() -> bool:
+    """Hand over what was printed, and return True if no reader is left; then Python reports no error for it."""
+    looking = select.poll()
+    try:
+        with suppress(BrokenPipeError):
+            sys.stdout.flush()
+        looking.register(number := sys.stdout.fileno(), 0)
+    except (AttributeError, ValueError):  # None, closed, or no file: io.UnsupportedOperation is a ValueError
+        return False
+    if not any(events & (select.POLLERR | select.POLLHUP) for _, events in looking.poll(0)):
+        return False
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), number)
+    return True
 
 
 @contextmanager

@@ -122,6 +122,25 @@ def test_a_gradient_changed_before_step_is_found_out_in_rounds_of_one_micro_batc
         trained(between=clip, micro_batch=None)
 
 
+def test_what_would_be_summed_over_no_ranks_is_found_out():
+    def freeze(net):
+        net.head.requires_grad_(False)
+
+    with pytest.raises(RoundStateError, match=r"'head.weight' was frozen"):
+        trained(between=freeze, micro_batch=None)
+
+    net, balance = Net(), LoadBalance("bsp", global_batch=8)
+    loader = BalancedLoader(TensorDataset(X, Y), balance)
+    optimizer = DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), balance, net.named_parameters())
+    for x, y in loader:
+        functional.mse_loss(net(x), y).backward()
+        optimizer.synchronize()
+        with pytest.raises(RoundStateError, match=r"added to between synchronize\(\) and step\(\)"):
+            functional.mse_loss(net(x), y).backward()
+        break
+    optimizer.close()
+
+
 def test_clipping_between_two_micro_batches_is_found_out():
     with pytest.raises(RoundStateError, match=r"gathered.*register_step_pre_hook"):
         trained(between=clip)

@@ -233,6 +233,20 @@ def test_what_could_not_be_read_again_is_not_written(tmp_path):
     assert [each.name for each in tmp_path.iterdir()] == ["run"]
 
 
+def test_tensors_that_only_devices_with_numbers_know_are_saved(tmp_path):
+    class Nested:
+        def state_dict(self):
+            return {"rows": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])}
+
+        def load_state_dict(self, state):
+            raise AssertionError("there is no file")
+
+    job = run_on_threads(lambda rank: Job(tmp_path / "run", every=None), 1)[0]
+    job.saved._parts["mine"] = Nested()
+    job.saved.save()
+    assert torch.load(tmp_path / "run", weights_only=True)["parts"]["mine"]["rows"].is_nested
+
+
 def test_a_state_that_rank_0_cannot_load_stops_all_ranks(path):
     def other_model(rank):
         with pytest.raises((RuntimeError, HeteroError), match="size mismatch"):

@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import re
 import shutil
 from dataclasses import replace
@@ -139,8 +140,11 @@ def header_and(line=b"", **changed):
         (header_and(b"[" * 100_000), "line 2 is no JSON"),
         (header_and(samples=[1e300, 1]), "samples must hold whole numbers"),
         (header_and(plan=[None, 1]), "plan must hold whole numbers"),
+        *((header_and(samples=[odd, 1]), "samples must hold whole numbers") for odd in (-5, 5.7, "900", True)),
+        (header_and(elapsed_s=math.nan), "line 2 is no JSON"),
+        (json.dumps(HEADER | {"policy": "\x1b[31mred"}).encode() + b"\n", "policy must hold the name of a policy"),
         (header_and(input_s=["one", 1]), "input_s must hold numbers"),
-        (header_and(cpu=[1]), "cpu must hold numbers, one for each of 2 ranks"),
+        (header_and(cpu=[1]), "cpu must hold a list of 2 numbers, one for each rank"),
         (header_and(wait_s=[10**400, 1]), "run.jsonl, line 2"),
     ],
 )
