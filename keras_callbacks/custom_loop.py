@@ -1,4 +1,4 @@
-"""Users' own training loops: their gradients, and figures of all ranks."""
+"""Functions for users' own training loops: gradients and averages over all ranks."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def weighted_gradients(tape: tf.GradientTape, loss: Any, variables: Sequence[Any
     session = balance._session
     if unknown := session.common_start.lacks(variables):
         raise ValueError(
-            f"{len(unknown)} of the {len(gradients)} variables given have values of this rank's own, first "
-            f"{unknown[0].name!r}: they were made after balance.start(model, optimizer), or are not of its model. Call "
-            "it on all ranks once they are made, between two batches"
+            f"{len(unknown)} of the {len(gradients)} variables given were not broadcast, first {unknown[0].name!r}: "
+            "they were made after balance.start(model, optimizer), or are not of its model. Call it on all ranks once "
+            "they are made, between two batches"
         )
     reduced = iter(session.mean_gradients(present))
     return [None if g is None else next(reduced) for g in gradients]

@@ -1,4 +1,4 @@
-"""The data side: tf.data batches of this rank, cut by the plan from the order that all ranks share."""
+"""``resize_batches``: tf.data batches of this rank, whose sizes follow the plan."""
 
 from __future__ import annotations
 
@@ -77,18 +77,18 @@ def resize_batches(
         If True, ranks compare a few numbers of each sample of a round, and stop if their data differ. If a stream's
         functions draw random numbers or run Python, only labels are compared: whole numbers or strings, one a sample.
     weight_of
-        What a batch's mean loss is over, if not its samples: a function of a batch as for ``Dataset.map``,
+        The divisor of a batch's mean loss, if not its samples: a function of a batch as for ``Dataset.map``,
         ``lambda x, y: tf.math.count_nonzero(y)``, that returns one number, computed by TensorFlow (by ``tf.where``, not
         ``if``, which is not converted). A third parameter gets sample weights, those of ``class_weight`` of ``fit``
         included. The gradient is then the mean over these of all ranks and micro-batches, as in one process. Not needed
         for the losses of ``compile`` with masks, sample weights or ``reduction="sum"`` (``docs/keras.md``).
     cost_of
-        What a sample costs, if samples cost unequally much: a number for each or a function of a sample's index; of a
+        The cost of a sample, if samples differ in it: a number for each or a function of a sample's index; of a
         stream, a function of a sample's components, ``lambda x, y: tf.size(x)``. A round's samples are then divided by
         what they cost instead of by number. For "lb-bsp", "bsp" and ``StaticAllocation``.
     max_micro_batch_cost
-        The number of a micro-batch's samples times the greatest ``cost_of`` among them that memory allows. A rank's
-        share is cut into as many micro-batches as that needs, with samples of similar cost put together.
+        The largest number of samples times the greatest ``cost_of`` among them that memory allows in a micro-batch. A
+        rank's share is divided into as many micro-batches as that needs, with samples of similar cost put together.
     """
     if not isinstance(balance, LoadBalance):
         raise TypeError(f"balance must be a LoadBalance, got {balance!r}; write resize_batches((x, y), balance)")
@@ -117,7 +117,7 @@ def resize_batches(
         queue, batch = _of_stream(data, session, seed if shuffle else None, stream, of_source, compares, rounds_of)
     else:
         arrays, length = _tensors(data)
-        order, known = SharedPermutation(length, shuffle=shuffle, seed=seed), _Known()
+        order, known = SharedPermutation(length, shuffle=shuffle, seed=seed), _KnownBatches()
         if compares:
             columns = [np.asarray(array) for array in tf.nest.flatten(arrays)]
             order.marks = lambda indices: np.stack([marks_of(column, indices) for column in columns], axis=1)
@@ -154,6 +154,7 @@ def _checked_prefetch(session: FitSession, prefetch: int | None, is_stream: bool
     if prefetch is None:
         return int(planner.keeps_total and not is_stream)
     prefetch = integer("prefetch", prefetch, 0, way_out="give a whole number of batches, the same on every rank")
+    # How many samples a round takes is known only when the one before is over, so no batch can be made ahead.
     if prefetch and not planner.keeps_total:
         cause = f"policy {session.policy.name!r}" if planner.goodput is None else "global_batch=Goodput(…)"
         raise ValueError(
@@ -169,11 +170,9 @@ def _checked_prefetch(session: FitSession, prefetch: int | None, is_stream: bool
 
 
 def _numbered(queue: RoundQueue) -> tf.data.Dataset:
-    """Return the numbers of an epoch's rounds.
-
-    Without an end the cardinality is "infinite", and fit needs steps_per_epoch. If the end is not known
-    beforehand it is "unknown", and the callback ends the epoch.
-    """
+    """Return the dataset of an epoch's round numbers."""
+    # Its cardinality tells fit the steps of an epoch. For "infinite" fit needs steps_per_epoch; for "unknown", as where
+    # the end is not known beforehand, the callback ends the epoch.
     if queue.rounds is not None:
         return tf.data.Dataset.range(queue.rounds)
     numbers = tf.data.Dataset.counter()
@@ -182,7 +181,7 @@ def _numbered(queue: RoundQueue) -> tf.data.Dataset:
 
 def _options(*, tuned: bool) -> tf.data.Options:
     options = tf.data.Options()
-    # Left alone, tf.data adds another prefetch, and runs plain maps in parallel: both ask too far ahead.
+    # By default tf.data adds another prefetch, and runs plain maps in parallel: both ask for batches too far ahead.
     options.experimental_optimization.inject_prefetch = False
     options.experimental_optimization.map_parallelization = False
     if not tuned:
@@ -230,14 +229,15 @@ def _of_stream(
 
 
 def indices_of(part: Any) -> Any:
-    """Return the indices to gather for a rank: the first sample stands in if it has none."""
+    """Return the indices to gather for a rank, or that of the first sample, which stands in, if it has none."""
     return part if len(part) else np.zeros(1, dtype=np.int64)
 
 
 def _tensors(data: Any) -> tuple[Any, int]:
     """Return the arrays as tensors, and their common length."""
     if isinstance(data, tuple):
-        data = tuple(part for part in data if part is not None)  # (x, y, None) is (x, y)
+        # As Keras does, take (x, y, None) for (x, y).
+        data = tuple(part for part in data if part is not None)
     leaves = tf.nest.flatten(data)
     if others := [leaf for leaf in leaves if not getattr(leaf, "shape", None)]:  # no array, or one of no dimension
         raise TypeError(
@@ -255,10 +255,10 @@ def _tensors(data: Any) -> tuple[Any, int]:
     return tensors, lengths.pop()
 
 
-class _Known:
-    """The batches whose sizes are decided, in a variable: a list of lists of indices, flat.
+class _KnownBatches:
+    """The batches whose sizes are decided, in a variable that the pipeline reads: lists of indices, flattened.
 
-    first number, how many, whether training has begun, their offsets in the rest (one more than there are), all indices
+    Number of the first, how many, whether training has begun, offsets of each and of the end, indices of all.
     """
 
     def __init__(self) -> None:
@@ -270,8 +270,9 @@ class _Known:
         """Replace the known batches by these."""
         offsets = itertools.accumulate(map(len, parts), initial=0)
         flat = np.concatenate([np.array([first, len(parts), self._begun, *offsets], np.int64), *parts])
-        self._begun = True  # all but the first time it is a round that is about to begin
-        # Once a round, so not by assign(), whose checks take longer than all the rest.
+        # The first call is for a look at one batch before training; each later one comes as a round begins.
+        self._begun = True
+        # Not by assign(), whose checks take longer than all else here, in every round.
         tf.raw_ops.AssignVariableOp(resource=self._flat.handle, value=flat)
 
     def look_up(self, number: tf.Tensor) -> tf.Tensor:
@@ -289,7 +290,7 @@ class _Known:
             return rest[flat[nth + 3] : flat[nth + 4]]
 
 
-def _gather(arrays: Any, known: _Known) -> Callable[[Any], Any]:
+def _gather(arrays: Any, known: _KnownBatches) -> Callable[[Any], Any]:
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def batch(number: tf.Tensor) -> Any:
         indices = known.look_up(number)

@@ -1,4 +1,4 @@
-"""Elastic state for Keras: what a training goes back to when ranks were lost, and gives to ranks that join.
+"""Elastic state for Keras: the commit to which a training returns when ranks are lost, and which new ranks receive.
 
     import horovod.tensorflow as hvd
     from keras_callbacks.elastic import CommitStateCallback, KerasState
@@ -16,9 +16,6 @@
 A commit keeps variables, the place in the data, predictors, plans and the policy's state as of the same
 round. Horovod's ``KerasState`` asks the optimizer for its variables in a way that Keras 3 has given up, and ignores
 the order of the samples.
-
-**Names on the wire** are names of nodes in the graph of the train function. They follow rank 0's count of trainings, as
-the new ``LoadBalance`` has heard it, and the graph is traced after that; so survivors and newcomers agree.
 """
 
 from __future__ import annotations
@@ -49,12 +46,12 @@ from keras_callbacks.keras_versions import (
 from keras_callbacks.load_balance import LoadBalance
 from keras_callbacks.session import FitSession
 from keras_callbacks.start import average, start_alike
-from keras_callbacks.tensorflow_wire import TensorFlowWire, failures_told
+from keras_callbacks.tensorflow_wire import TensorFlowWire, translated_failures
 
 logger = logging.getLogger(__name__)
 
 _SHARDS = (
-    "with stream='shard' other ranks read other shards, of which nobody knows what was done in the epoch at hand; give "
+    "with stream='shard' each rank has read part of its own shard, which the ranks that follow cannot resume. Give "
     "resize_batches arrays, or a dataset that all ranks read whole"
 )
 
@@ -116,8 +113,10 @@ class KerasState(Member, ObjectState):  # type: ignore[misc]
 
     def sync(self) -> None:
         """Give all ranks rank 0's state; a collective call, and the first of a membership."""
+        # Names of collectives are those of nodes in the train function's graph. They contain rank 0's count of
+        # trainings, which is shared here, before anything is traced: so survivors and new ranks use the same names.
         own = [(variable, variable.numpy()) for variable in self._own] if self._survival.has_taken_part else []
-        with failures_told():
+        with translated_failures():
             shared = self._hear(self._wire)
             if shared.mixes:
                 counts = self._survival.has_taken_part
@@ -130,7 +129,7 @@ class KerasState(Member, ObjectState):  # type: ignore[misc]
         self._have_heard(shared)
 
     def follow(self, balance: LoadBalance) -> None:
-        """Go on where the state stands, with a new ``LoadBalance`` and its data, and keep their state with each commit.
+        """Resume from the state with a new ``LoadBalance`` and its data, and keep their state with each commit.
 
         A collective call, before any round; ``CommitStateCallback`` makes it when a fit begins.
         """
@@ -174,10 +173,8 @@ class KerasState(Member, ObjectState):  # type: ignore[misc]
 
 
 def copied(variables: Sequence[tf.Variable], former: Sequence[npt.NDArray[Any]] = ()) -> list[npt.NDArray[Any]]:
-    """Return copies of the values, in the memory of the former copies if they fit, which are overwritten.
-
-    A copy into new memory takes several times as long, because the system must provide its pages first.
-    """
+    """Return copies of the values, which overwrite the former copies if they have the same shapes and types."""
+    # A copy into new memory takes several times as long, because the system must provide its pages first.
     same = [(value.shape, value.dtype) for value in former] == [
         (tuple(variable.shape), variable.dtype.as_numpy_dtype) for variable in variables
     ]
@@ -216,8 +213,8 @@ class CommitStateCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
         super().__init__()
         if not isinstance(state, KerasState):
             raise TypeError(
-                f"state must be a KerasState of keras_callbacks.elastic, got {type(state).__name__}; Horovod's own "
-                "keeps no place in the data"
+                f"state must be a KerasState of keras_callbacks.elastic, got {type(state).__name__}: Horovod's own "
+                "does not keep the place in the data"
             )
         self.state = state
         way_out = "to commit after epochs only, give one that is larger than an epoch"
@@ -235,7 +232,7 @@ class CommitStateCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
             )
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Go on where the state stands."""
+        """Check that the fit has a ``LoadBalance``, and resume it from the state."""
         session = getattr(self.model.train_step, "wrapped_by", None)
         if not isinstance(session, FitSession):
             raise ValueError(
@@ -247,17 +244,18 @@ class CommitStateCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
         self._before = self.state.batch
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Check that fit is where the state is."""
+        """Check that fit begins the state's epoch."""
         if epoch != self.state.epoch:
             raise ValueError(
-                f"fit begins epoch {epoch}, and the state stands at epoch {self.state.epoch}; write "
+                f"fit begins epoch {epoch}, but the state is at epoch {self.state.epoch}; write "
                 "model.fit(…, initial_epoch=state.epoch)"
             )
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Commit, if it is time; on_epoch_end does so after the last batch, as no fit can begin at an epoch's end."""
+        """Commit, if it is due and the epoch goes on."""
         self.state.batch = self._before + batch + 1
         assert self._session is not None, "on_train_begin has found it"
+        # After an epoch's last batch on_epoch_end commits, since no fit can begin at an epoch's end.
         if self._is_due() and not self._session.epoch_is_over:
             self.state.commit()
 
@@ -267,6 +265,6 @@ class CommitStateCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
         return self.state.batch % self.batches_per_commit == 0
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Commit, whatever the batch."""
+        """Commit at the beginning of the next epoch."""
         self.state.epoch, self.state.batch, self._before = epoch + 1, 0, 0
         self.state.commit()

@@ -66,8 +66,8 @@ class LearningRateSchedule(tf.keras.callbacks.Callback):  # type: ignore[misc]
         steps = (self.params or {}).get("steps")
         if not steps:
             raise ValueError(
-                "staircase=False needs to know the steps of an epoch; give fit steps_per_epoch, or, where the global "
-                "batch adapts, set the rate by balance.progress"
+                "staircase=False needs the number of steps of an epoch, and fit does not know it. Give fit "
+                "steps_per_epoch, or, where the global batch adapts, set the rate by balance.progress"
             )
         return int(steps)
 
@@ -94,4 +94,5 @@ class LearningRateWarmup(LearningRateSchedule):
             lambda epoch: small + (1.0 - small) * min(epoch / warmup_epochs, 1.0),
             staircase=False,
         )
-        self.end_epoch = math.nextafter(warmup_epochs, math.inf)  # the full rate comes with the first step after it
+        # So that the full rate is set by the first step after the warm-up.
+        self.end_epoch = math.nextafter(warmup_epochs, math.inf)

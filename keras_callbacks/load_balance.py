@@ -1,4 +1,4 @@
-"""The callback by which ``fit`` trains one model on all ranks, each at its own pace."""
+"""The callback with which ``fit`` trains one model on all ranks, each with as many samples as it is fast."""
 
 from __future__ import annotations
 
@@ -106,10 +106,10 @@ class LoadBalance(Face, tf.keras.callbacks.Callback):  # type: ignore[misc]
         self._session.balancer.agreement.ways_out = _WAYS_OUT
 
     def start(self, model: Any, optimizer: Any) -> None:
-        """Give all ranks rank 0's weights and optimizer state. ``fit`` does so by itself; for your own loops.
+        """Give all ranks rank 0's weights and optimizer state, in a loop of your own. ``fit`` does so by itself.
 
-        ``batches`` builds and broadcasts what the first batch of a model would build, at the beginning of an epoch,
-        and so layers that were added since the last one.
+        At the beginning of an epoch ``batches`` builds and broadcasts all variables that the first batch would build,
+        also those of layers that were added since the last epoch.
         """
         self._session.start(model, optimizer)
         self._session.adapt_rate(optimizer)
@@ -123,8 +123,8 @@ class LoadBalance(Face, tf.keras.callbacks.Callback):  # type: ignore[misc]
         balancer, calls = session.balancer, session.calls
         if not session.sums_gradients:
             raise ValueError(
-                f"policy {session.policy.name!r} with this sync does not end a round by averaging gradients alone, "
-                "which only model.fit does; use fit, or for a loop of your own another policy and sync='allreduce'"
+                f"policy {session.policy.name!r} with this sync does more than average gradients at the end of a "
+                "round, which only model.fit can do. Use fit, or another policy and sync='allreduce'"
             )
         if not isinstance(data, BalancedDataset):
             raise ValueError(
@@ -133,15 +133,16 @@ class LoadBalance(Face, tf.keras.callbacks.Callback):  # type: ignore[misc]
             )
         if data.queue.cuts:
             raise ValueError(
-                "max_micro_batch_cost is for model.fit: a round of a loop of your own is one batch. Leave it out, with "
-                "a smaller global_batch of LoadBalance"
+                "max_micro_batch_cost is for model.fit: a round of a loop of your own is one batch. Leave it out, and "
+                "give LoadBalance a smaller global_batch"
             )
         for model, optimizer in session.common_start.new(data.element_spec):
             session.start(model, optimizer)
         session.trains_here()
         session.course.queue = queue = data.queue
         session.course.want_epoch(queue)
-        balancer.abandon()  # a round of a loop that was left before its last batch was used
+        # A loop that was left before its last batch was used has left a round open.
+        balancer.abandon()
         iterator = iter(data)
         number = 0
         while number == 0 or not queue.at_end:
@@ -158,11 +159,11 @@ class LoadBalance(Face, tf.keras.callbacks.Callback):  # type: ignore[misc]
 
     @property
     def samples(self) -> int:
-        """Samples of this rank in the latest round; 0 if its batch only stands in, and weighs nothing."""
+        """Samples of this rank in the latest round; 0 if its batch is a stand-in, which weighs nothing."""
         return self._session.calls.samples
 
     def release(self) -> None:
-        """Give the model its plain optimizer back, which then trains this rank alone."""
+        """Unwrap the model and its optimizer, which then train this rank alone."""
         self._session.release()
 
     # What Keras calls.
@@ -171,7 +172,8 @@ class LoadBalance(Face, tf.keras.callbacks.Callback):  # type: ignore[misc]
         """Wrap the optimizer and the train step, before the train function is made of them."""
         session = self._session
         if self.model not in (None, model):
-            session.balancer.begin_anew()  # another model's noise and progress say nothing of this one
+            # Another model's noise and progress say nothing about this one.
+            session.balancer.begin_anew()
         super().set_model(model)
         session.course.skipped = 0
         if is_wrapped(session, model):
@@ -197,7 +199,7 @@ class LoadBalance(Face, tf.keras.callbacks.Callback):  # type: ignore[misc]
         self._session.course.step_begins(batch)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Stop all ranks, if one of them wants to."""
+        """Stop all ranks, if a callback of one of them has asked for it."""
         self._session.epoch_ends(self.model)
 
     def on_train_end(self, logs: Any = None) -> None:
@@ -208,13 +210,13 @@ class LoadBalance(Face, tf.keras.callbacks.Callback):  # type: ignore[misc]
             average(trained_variables(self.model), session.wire, session.prefix)
 
     def on_test_end(self, logs: Any = None) -> None:
-        """End an evaluation, which may have had no batch on this rank."""
+        """End an evaluation; if this rank had no batch of it, tell the other ranks."""
         self._session.evaluation.ends()
 
     def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Begin an evaluation, or go on with it: its figures are not complete."""
+        """Begin an evaluation at step 0, or continue it."""
         self._session.evaluation.step_begins(batch)
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Finish the evaluation's figures if this was its last batch."""
+        """Keep the evaluation's logs, in case that this was its last batch."""
         self._session.evaluation.step_ends(logs or {})

@@ -1,4 +1,4 @@
-"""Refusals, before the first step, of what could not be synchronised, with what to write instead."""
+"""Checks, before the first step, that refuse what could not be synchronised, and say what to write instead."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from keras_callbacks.keras_versions import (
 
 
 def check_compiled(model: Any) -> None:
-    """Refuse what could not be synchronised; switch XLA off if Keras has chosen it."""
+    """Refuse a model that could not be synchronised; switch XLA off if Keras has chosen it."""
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None:
         raise ValueError("the model is not compiled: call model.compile(optimizer, loss) before model.fit")
@@ -61,31 +61,31 @@ def check_rate(optimizer: Any) -> None:
     """Refuse an optimizer whose learning rate cannot follow a global batch that adapts."""
     if follows_schedule(optimizer):
         raise ValueError(
-            "the optimizer's learning rate is a schedule, which counts steps, and with global_batch=Goodput(…) steps "
-            "are worth different amounts. Give it a number, and change it in a callback's on_train_batch_begin by "
-            "balance.progress"
+            "the optimizer's learning rate is a schedule, which counts steps, but global_batch=Goodput(…) changes "
+            "the batch, so steps are not equal. Give the optimizer a number, and set it by balance.progress in a "
+            "callback's on_train_batch_begin"
         )
     if scales_losses(optimizer):
         raise ValueError(
-            "global_batch=Goodput(…) goes by the size of gradients, and the optimizer is a LossScaleOptimizer, whose "
-            "scale changes it; train in mixed_bfloat16 or float32, or give a global_batch that stays"
+            "global_batch=Goodput(…) measures the norm of gradients, which the scale of a LossScaleOptimizer changes. "
+            "Train in mixed_bfloat16 or float32, or give a constant global_batch"
         )
     if getattr(optimizer, "gradient_accumulation_steps", None):
         raise ValueError(
-            "global_batch=Goodput(…) makes an update of each round, and gradient_accumulation_steps gathers several; "
-            "leave it out, raise most, and give the policy max_micro_batch where memory ends"
+            "global_batch=Goodput(…) needs an update in each round; gradient_accumulation_steps makes one in several. "
+            "Leave it out and raise most; if memory does not suffice, give the policy max_micro_batch"
         )
 
 
 def check_local(optimizer: Any, local_layers: Sequence[Any]) -> None:
-    """Refuse an optimizer whose update of shared variables would go by the gradients of a rank's own layers."""
+    """Refuse an optimizer that would update shared variables by the gradients of a rank's own layers."""
     clipped = getattr(getattr(optimizer, "inner_optimizer", optimizer), "global_clipnorm", None)
     if local_layers and (clipped or scales_losses(optimizer)):
         what = f"global_clipnorm={clipped}" if clipped else "LossScaleOptimizer"
         raise ValueError(
-            f"{what} of the optimizer goes by all gradients together, and those of local_layers, here "
+            f"{what} of the optimizer depends on all gradients together, and those of local_layers, here "
             f"{', '.join(layer.name for layer in local_layers)}, differ by rank, so ranks would change what they share "
-            f"differently; {'use clipnorm or clipvalue' if clipped else 'train in mixed_bfloat16 or float32'}, or "
+            f"differently. {'Use clipnorm or clipvalue' if clipped else 'Train in mixed_bfloat16 or float32'}, or "
             "leave local_layers out"
         )
 
@@ -96,10 +96,9 @@ def _is_another(value: Any, *known: Any) -> bool:
 
 
 def check_layers(model: Any, policy: str, *, gathers: bool = False) -> None:
-    """Refuse layers in which ranks wait for one another, unless all do the same anyway.
+    """Refuse layers in which ranks wait for one another, unless all ranks do the same number of equal batches.
 
-    Their waiting is inside the graph, and looks like computing: all ranks would seem equally fast. ``gathers``: a round
-    may have several micro-batches, and other numbers of them on other ranks, which would wait forever.
+    ``gathers``: a round may have several micro-batches.
     """
     norms = [v for v in model._flatten_layers() if isinstance(v, tf.keras.layers.BatchNormalization) and v.trainable]
     if alone := [layer.name for layer in norms if getattr(layer, "synchronized", False)]:
@@ -108,12 +107,14 @@ def check_layers(model: Any, policy: str, *, gathers: bool = False) -> None:
             "tf.distribute strategy, and not over Horovod's ranks. Use a normalisation that needs no other rank, such "
             "as GroupNormalization, or leave synchronized out: each rank then normalises by its own samples"
         )
+    # Their waiting is inside the graph, and looks like computing: all ranks would seem equally fast. And a rank with
+    # more micro-batches than another waits without end, as two ranks of tf_keras did.
     waiting = [layer.name for layer in model._flatten_layers() if isinstance(layer, hvd.SyncBatchNormalization)]
     if waiting and (gathers or policy != "bsp"):
         what = f"policy {policy!r}" if policy != "bsp" else "max_micro_batch (or max_micro_batch_cost)"
         raise ValueError(
             f"{what} does not go with Horovod's SyncBatchNormalization, here {', '.join(waiting)}: it weighs ranks "
-            "alike whatever they hold, and waits for the slowest, so that all seem equally slow, or forever for one "
-            "with fewer micro-batches; use policy='bsp' without them, a normalisation that needs no other rank, such "
-            "as GroupNormalization, or torch_hooks.SyncBatchNorm with a model in PyTorch"
+            "equally whatever they hold, and waits for the slowest, or forever for one with fewer micro-batches. Use "
+            "policy='bsp' with one micro-batch a round, a normalisation that needs no other rank, such as "
+            "GroupNormalization, or torch_hooks.SyncBatchNorm with a model in PyTorch"
         )

@@ -1,4 +1,4 @@
-"""The state of one training, in which its parts meet: the callback, the data, the graph, metrics, the elastic state."""
+"""The state of one training, shared by its parts: the callback, the data, the graph, metrics, the elastic state."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from keras_callbacks.keras_versions import build_optimizer, rate_times
 from keras_callbacks.metrics.of_all_ranks import Evaluation
 from keras_callbacks.refusals import check_layers, check_local, check_rate
 from keras_callbacks.start import CommonStart
-from keras_callbacks.step.calls import SHARE, RoundCalls
+from keras_callbacks.step.calls import RoundCalls, RoundWeights
 from keras_callbacks.step.device import device_here
 from keras_callbacks.step.graph_synchroniser import Gradient, GraphAllreduce
 from keras_callbacks.tensorflow_wire import TensorFlowWire
@@ -39,7 +39,7 @@ class FitSession(Session):
                 "locally"
             )
         device = device_here(self.policy.name, timed=self.goes_by_time)
-        # Ranks on CPUs do as those with a device: all send the same in the same order.
+        # Ranks on CPUs follow those with a device, since all must send the same messages in the same order.
         devices = int(wire.sum(int(device is not None), f"{self.prefix}.devices")) if self.goes_by_time else 0
         self.course = FitCourse(wire, self.prefix, callback)
         self.calls = RoundCalls(self, self.course, device, apart=devices > 0)
@@ -61,7 +61,7 @@ class FitSession(Session):
 
     @property
     def epoch_is_over(self) -> bool:
-        """Between rounds: True if all ranks know that the current epoch has no further step."""
+        """True, between rounds, if the current epoch has no further step on any rank."""
         return (
             self.calls.stop_agreed
             or self.course.last_step
@@ -69,7 +69,7 @@ class FitSession(Session):
         )
 
     def start(self, model: Any, optimizer: Any) -> None:
-        """Give all ranks rank 0's weights and optimizer state; rounds of this optimizer follow."""
+        """Check the model, give all ranks rank 0's weights and optimizer state, and prepare the first round."""
         self.trains_here()
         check_layers(model, self.policy.name, gathers=self.gathers)
         check_local(optimizer, self.common_start.local_layers)
@@ -83,7 +83,7 @@ class FitSession(Session):
         """Start all ranks from rank 0's weights."""
         if self.course.queue is None:
             raise ValueError(
-                "fit was given data that this LoadBalance cannot resize; write "
+                "fit was given data that this LoadBalance does not resize; write "
                 "model.fit(resize_batches((x, y), balance), callbacks=[balance]), without batch_size"
             )
         build_optimizer(model.optimizer, model.trainable_variables)
@@ -91,21 +91,23 @@ class FitSession(Session):
         self.course.fitting = True
 
     def epoch_ends(self, model: Any) -> None:
-        """Stop all ranks, if one of them wants to."""
+        """Check that no layer was built since the start, and stop all ranks if a callback of one has asked for it."""
         if made := self.common_start.lacks(model.trainable_variables):
             raise HeteroError(
-                f"{len(made)} variables were made in the course of training, first {made[0].name!r}, so each rank has "
-                "values of its own; make all layers in the model's constructor, or build them before fit"
+                f"{len(made)} variables were made during training, first {made[0].name!r}, so each rank has values of "
+                "its own. Make all layers in the model's constructor, or build them before fit"
             )
         self.course.epoch_ends()
 
     def mean_gradients(self, gradients: list[Gradient]) -> list[Gradient]:
         """Return the gradients of the mean over all samples of the round, for a round of one micro-batch."""
         arrived = tf.nest.flatten(gradients, expand_composites=True)
-        return self._all_reduce(gradients, self.calls.host.ask(self.calls.share, SHARE, after=arrived))
+        share = self.calls.host.ask(self.calls.share, len(RoundWeights), after=arrived)
+        return self._all_reduce(gradients, share)
 
     def adapt_rate(self, optimizer: Any) -> None:
-        """Where the batch adapts, let the learning rate of this optimizer's updates, and of nothing else, follow it."""
+        """If the batch adapts, multiply the learning rate of this optimizer by the round's factor in each update."""
+        # A loop with another LoadBalance would otherwise keep the rate that was multiplied for the former one.
         wrapped_by = {value.wrapped_by for value in vars(optimizer).values() if hasattr(value, "wrapped_by")}
         for former in wrapped_by - {self}:
             former.release()

@@ -23,7 +23,8 @@ from keras_callbacks.keras_versions import (
 from keras_callbacks.step.graph_synchroniser import assign, end_to_end, parcels
 from keras_callbacks.tensorflow_wire import TensorFlowWire
 
-# Normalization computes with constants made of its weights; Discretization and tf-idf keep numbers in no weight at all.
+# Attributes that hold numbers of preprocessing layers: Normalization computes with constants made of its weights, and
+# Discretization and tf-idf keep numbers in no weight at all.
 _NUMBERS = ("mean", "variance", "input_mean", "input_variance", "bin_boundaries", "idf_weights_const")
 
 
@@ -51,7 +52,7 @@ class CommonStart:
         return [v for v in weights if v._unique_id not in plain]
 
     def new(self, spec: Any) -> list[tuple[Any, Any]]:
-        """Build what the first such batch would build; return the pairs of model and optimizer with new variables."""
+        """Build all that a batch of this spec would build; return the models and optimizers with new variables."""
         pairs = list(self._given.values())
         for model, _ in pairs:
             if has_call(model):
@@ -62,20 +63,18 @@ class CommonStart:
         return [pair for pair in pairs if self.lacks([*weights_of(pair[0]), *optimizer_variables(pair[1])])]
 
     def lacks(self, variables: Iterable[Any]) -> list[Any]:
-        """Return the variables that were never broadcast."""
+        """Return those of the variables that were never broadcast."""
         return [v for v in variables if names_of(tf_variables([v]))[0] not in self._names]
 
 
 def start_alike(weights: list[tf.Variable], state: list[tf.Variable], wire: TensorFlowWire, prefix: str) -> None:
-    """Give every rank rank 0's values, once it is sure that all ranks mean the same variables in the same order.
-
-    Names are left out of the comparison: Keras numbers layers and models of a process by what was made before.
-    """
+    """Give every rank rank 0's values, after a check that all ranks have the same variables in the same order."""
     variables = [*weights, *state]
+    # Without names: Keras numbers layers and models of a process by what was made before.
     mine = [(tuple(v.shape), v.dtype.name, bool(v.trainable)) for v in variables]
     theirs = wire.broadcast_object(mine, root_rank=0, name=f"{prefix}.variables")
     other = next((i for i, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b), None)
-    # All ranks stop or none does: a rank that went on alone would wait for the others for ever.
+    # All ranks stop or none does: a rank that went on alone would wait for the others without end.
     _everywhere_or_nowhere(
         wire,
         mine != theirs,
@@ -88,7 +87,7 @@ def start_alike(weights: list[tf.Variable], state: list[tf.Variable], wire: Tens
     for i, parcel in enumerate(parcels([v for v in variables if _is_of_numbers(v)])):
         assign(parcel, wire.broadcast(end_to_end(parcel), root_rank=0, name=f"{prefix}.start.{i}"))
     for i, variable in enumerate(v for v in variables if not _is_of_numbers(v)):
-        # As what a Discretization of tf_keras has seen, or words.
+        # Such as words, or what a Discretization of tf_keras has seen, as much on each rank as its data had.
         variable.assign(wire.broadcast_object(variable.numpy(), root_rank=0, name=f"{prefix}.start.any.{i}"))
     found = fingerprint(weights)
     _everywhere_or_nowhere(
@@ -101,7 +100,7 @@ def start_alike(weights: list[tf.Variable], state: list[tf.Variable], wire: Tens
 
 
 def _is_of_numbers(variable: tf.Variable) -> bool:
-    """Return whether Horovod can broadcast it: numbers, and as many on each rank."""
+    """Return whether Horovod can broadcast a variable: numbers, and equally many on each rank."""
     dtype = variable.dtype
     return bool(variable.shape.is_fully_defined() and (dtype.is_floating or dtype.is_integer or dtype.is_bool))
 
@@ -123,8 +122,9 @@ def average(variables: list[tf.Variable], wire: TensorFlowWire, prefix: str, *, 
         return
     for i, parcel in enumerate(parcels(variables)):
         flat = end_to_end(parcel)
-        share = flat / ranks if counts else tf.zeros_like(flat)  # no product: a newcomer's may hold anything
-        assign(parcel, wire.sum(share, f"{prefix}.mean.{i}"))
+        # Not a product with 0: a new rank's variables may hold anything, NaN included.
+        part = flat / ranks if counts else tf.zeros_like(flat)
+        assign(parcel, wire.sum(part, f"{prefix}.mean.{i}"))
 
 
 def _everywhere_or_nowhere(wire: TensorFlowWire, wrong: bool, name: str, meaning: str, here: str) -> None:
@@ -133,10 +133,9 @@ def _everywhere_or_nowhere(wire: TensorFlowWire, wrong: bool, name: str, meaning
 
 
 def share_adapted(model: Any, wire: TensorFlowWire, prefix: str, local_layers: Sequence[Any] = ()) -> None:
-    """Give all ranks rank 0's numbers; refuse words that differ from rank 0's. A collective call.
+    """Give all ranks rank 0's numbers of preprocessing layers; refuse vocabularies that differ. A collective call.
 
-    Words are not handed over, because later layers have been made by their number. Functions that were traced with
-    other numbers are forgotten. ``local_layers`` and their parts keep their own.
+    ``local_layers`` and their parts keep their own.
     """
     own = {id(part) for layer in local_layers for part in layer._flatten_layers()}
     every = list(model._flatten_layers())
@@ -146,18 +145,20 @@ def share_adapted(model: Any, wire: TensorFlowWire, prefix: str, local_layers: S
     adapted = [layer for layer in layers if isinstance(layer, (kinds.Normalization, kinds.Discretization))] + lookups
     if not adapted:
         return
+    # Not broadcast, because later layers have been made by the size of a vocabulary.
     words = wire.allgather_object([_checksum(layer) for layer in lookups], name=f"{prefix}.words")
     if (rank := next((rank for rank, its in enumerate(words) if its != words[0]), None)) is not None:
         layer = next(layer for layer, a, b in zip(lookups, words[rank], words[0], strict=True) if a != b)
         raise HeteroError(
-            f"layer {layer.name!r} of rank {rank} has another vocabulary than rank 0's, as adapt finds in other "
-            "data; adapt it on the same data on every rank, or give all rank 0's before layers are made by its size: "
+            f"layer {layer.name!r} of rank {rank} has another vocabulary than rank 0's. Adapt it on the same data on "
+            "every rank, or give all ranks rank 0's before layers are made by its size: "
             "layer.set_vocabulary(hvd.broadcast_object(layer.get_vocabulary(), root_rank=0))"
         )
     mine = [_numbers(layer) for layer in adapted]
     numbers = wire.broadcast_object(mine, root_rank=0, name=f"{prefix}.adapted")
     if any([_take(*each) for each in zip(adapted, mine, numbers, strict=True)]):  # noqa: C419 - all take theirs
         for part in every:
+            # Functions that were traced with other numbers.
             if isinstance(part, tf.keras.Model):
                 part.test_function = part.predict_function = None
 
@@ -178,7 +179,7 @@ def _numbers(layer: Any) -> dict[str, Any]:
 
 
 def _take(layer: Any, mine: dict[str, Any], theirs: dict[str, Any]) -> bool:
-    """Give a layer these numbers; return whether it had others."""
+    """Set a layer's numbers to ``theirs``; return whether it had others."""
     changed = False
     for name, value in theirs.items():
         if name in mine and np.array_equal(mine[name], value):

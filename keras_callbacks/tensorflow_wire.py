@@ -1,9 +1,6 @@
-"""Horovod outside of graphs: what ranks tell one another from Python. In a graph, ``step.graph_synchroniser`` does.
+"""Horovod's collectives outside of graphs, called from Python; and the errors of collectives in either place.
 
-And the failures of collectives, so that Horovod's elastic mode understands them. In TensorFlow such a failure is an
-``UnknownError``, which ``hvd.elastic.run`` recognises by the names of three kinds of operation in its text: not
-``alltoall``, and not in what ``sync()`` raises. It takes any other ``UnknownError``, such as that of a Python function
-called from the graph, for the end of the training, without a word.
+``step.graph_synchroniser`` has the collectives in a graph.
 """
 
 from __future__ import annotations
@@ -61,22 +58,25 @@ def _laid_end_to_end(name: str, mine: memoryview) -> memoryview:
         return memoryview(hvd.allgather(tf.constant(np.frombuffer(mine, np.uint8)), name=name).numpy())
 
 
-def told(error: BaseException, *, elastic: bool = True) -> Exception | None:
-    """Return the error to raise instead of this one; None if it is clear by itself."""
+def translated(error: BaseException, *, elastic: bool = True) -> Exception | None:
+    """Return the error to raise instead of this one; None if it can be raised as it is."""
     if not isinstance(error, tf.errors.UnknownError):
         return None
+    # hvd.elastic.run recognises a failed collective by the names of three kinds of operation in the error's text: not
+    # alltoall, and not in what sync() raises.
     if "Horovod" in str(error):
         failed: Exception = HorovodInternalError(str(error))
         return failed
+    # It takes any other UnknownError for the end of the training, without a word.
     return HeteroError(f"a function called from the graph failed: {error}") if elastic else None
 
 
 @contextlib.contextmanager
-def failures_told(elastic: Callable[[], bool] = lambda: True) -> Iterator[None]:
-    """Translate failures that Horovod itself does not watch, or would take for the end; also around a function."""
+def translated_failures(elastic: Callable[[], bool] = lambda: True) -> Iterator[None]:
+    """Raise failures of collectives as Horovod's elastic mode expects them; a context manager and a decorator."""
     try:
         yield
     except tf.errors.UnknownError as error:
-        if (failure := told(error, elastic=elastic())) is None:
+        if (failure := translated(error, elastic=elastic())) is None:
             raise
         raise failure from error

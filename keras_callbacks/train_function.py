@@ -1,10 +1,4 @@
-"""The train function of ``fit``, wrapped: what happens in Python before and after a round in the graph.
-
-A round that does not fit in this rank's memory is done again, in smaller micro-batches. TensorFlow gives up all of a
-step in which memory runs short, also what earlier micro-batches have gathered. If gradients leave once all are
-gathered, none has left by then. So the whole round is done again, on the same batch; what the failed step has changed
-(sums of metrics, running statistics, seeds) is put back first.
-"""
+"""The train function of ``fit``, wrapped: what happens in Python before and after a round in the graph."""
 
 from __future__ import annotations
 
@@ -21,14 +15,11 @@ from keras_callbacks.metrics.of_all_ranks import JoinedMetrics, values_of
 from keras_callbacks.pipeline.balanced_dataset import BalancedDataset
 from keras_callbacks.pipeline.queue import TOO_FAR_AHEAD
 from keras_callbacks.session import FitSession
-from keras_callbacks.tensorflow_wire import told
+from keras_callbacks.tensorflow_wire import translated
 
 
 def _use_source(session: FitSession, iterator: Any) -> int | None:
-    """Make rounds come from the data that fit iterates over, which may not be what was resized last.
-
-    Returns the number of rounds that the data have, if that is known and finite.
-    """
+    """Make rounds come from the data that fit iterates over; return their number, if it is known and finite."""
     course = session.course
     source = getattr(iterator, "_dataset", None)  # not a public name: where it is missing, nothing is checked
     if source is None or course.queue is None:
@@ -56,6 +47,7 @@ def _use_source(session: FitSession, iterator: Any) -> int | None:
             "the batches of this fit have another weight_of or max_micro_batch_cost than those that were resized last, "
             "by which the train step was made; call resize_batches for this fit just before it"
         )
+    # Which need not be what was resized last.
     source.queue.wanted_epoch = course.queue.wanted_epoch
     course.queue = source.queue
     return rounds if rounds > 0 else None
@@ -90,8 +82,7 @@ class RoundFunction:
         self._iterator = iterator
         if not self._open:
             self._figures.begin()
-        # A stand-in must leave no trace: neither in metrics, nor in running statistics or seeds. What all ranks advance
-        # alike goes on: a copy that follows the weights would fall behind.
+        # A stand-in must leave no trace: neither in metrics, nor in running statistics or seeds.
         kept = {v._unique_id: (v, v.numpy()) for v in self._marked()} if samples == 0 else {}
         calls.prepare()
         try:
@@ -100,7 +91,7 @@ class RoundFunction:
             failure, calls.host.failure = calls.host.failure, None
             if failure is None:
                 ahead = TOO_FAR_AHEAD in str(error)
-                failure = RoundStateError(TOO_FAR_AHEAD) if ahead else told(error, elastic=session.elastic)
+                failure = RoundStateError(TOO_FAR_AHEAD) if ahead else translated(error, elastic=session.elastic)
             if failure is None:
                 if samples <= 1 and isinstance(error, tf.errors.InvalidArgumentError):
                     error.add_note("This rank's batch had one sample, of the first axis; LBBSP(minimum=2) avoids it")
@@ -108,6 +99,7 @@ class RoundFunction:
             raise failure from None
         calls.applied()
         if samples == 0:
+            # What every rank advances equally is not put back: a copy that follows the weights would fall behind.
             advanced = set(names_of(self._figures.advanced))
             # What only tracing has found, in the first round, is as the epoch began.
             for variable, value in (self._figures.base() | kept).values():
@@ -130,17 +122,19 @@ class RoundFunction:
         return logs
 
     def close_epoch(self) -> dict[str, Any] | None:
-        """Return the figures of an epoch that has ended, once.
-
-        A rank that leaves an epoch before its end takes part in one more round, in which all ranks hear of it.
-        """
+        """Return the figures of an epoch that has ended, once."""
+        # A rank that stops in the middle of an epoch takes part in one more round, whose table says so to all ranks.
         if self._open and self.session.course.fitting and self._model.stop_training:
             self(self._iterator)
         found, self._of_epoch = self._of_epoch, None
         return found
 
     def _step(self, iterator: Any) -> Any:
-        """Call the train function, and again as often as memory runs short, if the round can be repeated."""
+        """Call the train function, and again as often as memory runs short, if the round can be repeated.
+
+        TensorFlow gives up all of a step in which memory runs short, also what earlier micro-batches have gathered. If
+        gradients leave once all are gathered, none has left by then. So the whole round is done again.
+        """
         calls, figures = self.session.calls, self._figures
         kept = values_of(figures.changed or self._marked()) if calls.micro_batches.repeats else {}
         while True:
@@ -149,7 +143,8 @@ class RoundFunction:
             except Exception as error:
                 if calls.host.failure is not None or not is_out_of_memory(error) or not calls.begin_again():
                     raise
-            # Tracing, in the first round, finds more than was known before it.
+            # The sums of metrics, running statistics and seeds that the failed step has changed. Tracing, in the first
+            # round, finds more of them than were known before it.
             for variable, value in (figures.found | kept).values():
                 variable.assign(value)
             iterator = _of_one_batch(calls.micro_batches.batch, iterator.element_spec)
@@ -157,7 +152,8 @@ class RoundFunction:
     def _marked(self) -> list[Any]:
         model = self._model
         trained = set(names_of(trained_variables(model)))
-        plain = [v for v in advanced_variables(model) if v._unique_id not in trained]  # not Keras's, perhaps
+        # Also those that Keras 3 does not list: plain variables of TensorFlow.
+        plain = [v for v in advanced_variables(model) if v._unique_id not in trained]
         marked = [*self._figures.state(), *tf_variables(model.non_trainable_variables), *plain]
         return list({v._unique_id: v for v in marked}.values())
 

@@ -28,7 +28,7 @@ from keras_callbacks.step.graph_synchroniser import (
     GraphSynchroniser,
 )
 from keras_callbacks.step.weights import Weights, common_count
-from keras_callbacks.tensorflow_wire import failures_told
+from keras_callbacks.tensorflow_wire import translated_failures
 from keras_callbacks.train_function import RoundFunction
 
 
@@ -66,7 +66,8 @@ def wrap(session: FitSession, model: Any) -> None:
         session.on_release(losses_pass_through(model, weights.of_loss))
     if isinstance(synchroniser, GraphAllreduce) and not session.gathers and not session.common_start.local_layers:
         session.on_release(loss_passes_through(model, graph.weigh))
-    session.adapt_rate(model.optimizer)  # first, since the factor is known once gradients are summed
+    # Inside of what sums gradients, since the factor is known once they are summed.
+    session.adapt_rate(model.optimizer)
     session.on_release(gradients_pass_through(model.optimizer, graph.receive, session))
 
     warned: set[str] = set()
@@ -84,8 +85,9 @@ def wrap(session: FitSession, model: Any) -> None:
     session.evaluation = Evaluation(of_tests, session.course.evaluated)
     results = global_results(model.get_metrics_result, session.evaluation.close, function.close_epoch)
     session.on_release(replace_attribute(model, "get_metrics_result", results))
-    model.test_function = None  # it may be the plain step's
-    evaluate = refuses_resized(failures_told(lambda: session.elastic)(model.evaluate))
+    # It may have been made of the plain step.
+    model.test_function = None
+    evaluate = refuses_resized(translated_failures(lambda: session.elastic)(model.evaluate))
     session.on_release(replace_attribute(model, "evaluate", evaluate))
     session.on_release(replace_attribute(model, "predict", refuses_resized(model.predict)))
 
@@ -96,9 +98,10 @@ def wrap(session: FitSession, model: Any) -> None:
 
 
 def _synchroniser_of(session: FitSession, model: Any) -> GraphSynchroniser:
-    """Return what the policy and ``sync`` ask for; variables are asked for in tracing, when all exist."""
+    """Return the synchroniser for the policy and ``sync``."""
 
     def trained() -> list[tf.Variable]:
+        # Asked for in tracing, when all variables exist.
         return trained_variables(model)
 
     if session.policy.updates_locally:

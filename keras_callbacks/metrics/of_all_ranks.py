@@ -1,8 +1,7 @@
 """Metrics over the samples of all ranks.
 
-What travels is state: the variables of every metric, which are joined so that they are those of one process which has
-seen the samples of all ranks. What a step tells of the joined state is then told by the step's own function of it
-(``keras_callbacks.metrics.traced_step``), under whatever names.
+Ranks exchange the variables of every metric, which are joined to those that one process would have. The step's own
+function (``keras_callbacks.metrics.traced_step``) then computes its figures from the joined variables.
 """
 
 from __future__ import annotations
@@ -42,10 +41,9 @@ Values: TypeAlias = dict[str, tuple[tf.Variable, tf.Tensor]]
 
 
 class JoinedMetrics:
-    """What the steps of a training, or of evaluations, tell, and how that becomes a figure of all ranks' samples.
+    """The figures that steps of training or evaluation return, and how those of all ranks' samples are made of them.
 
-    ``gathers`` is True if the traced step is one micro-batch of several. ``warned`` holds figures for which a warning
-    has said that they do not cover all samples.
+    ``gathers``: the traced step is one micro-batch of several. ``warned``: figures that were warned of already.
     """
 
     def __init__(self, model: Any, wire: TensorFlowWire, prefix: str, *, gathers: bool, warned: set[str]) -> None:
@@ -76,11 +74,10 @@ class JoinedMetrics:
         *,
         again: bool = False,
     ) -> Any:
-        """Return the step's logs for these data; sums that count batches grow by its share of what the step adds.
+        """Return the step's logs for these data, with the step's effect on sums that count batches weighted.
 
-        ``shares`` returns, after the step, its share in means over the round, and its share of the samples. Keras's
-        mean of the loss is over samples: in it, the one takes the place of the other. ``again``: the step has been
-        traced for this round already.
+        ``shares`` returns, after the step, its fraction of means over the round, and its fraction of the samples.
+        ``again``: the step has been traced for this round already.
         """
         self.in_step = True
         logs = step(data)
@@ -98,6 +95,7 @@ class JoinedMetrics:
             counted, of_samples = shares()
             per_batch = self._per_batch(updates)
             weigh(per_batch, counted)
+            # Keras's mean of the loss is over samples, so its sum needs the one fraction in the place of the other.
             if counted is not of_samples:
                 of_losses = set(names_of(loss_totals(self._model))) - {u.variable._unique_id for u in per_batch}
                 totals = [updates[v] for v in of_losses & updates.keys()]
@@ -137,11 +135,11 @@ class JoinedMetrics:
         return list(found.values())
 
     def base(self) -> dict[str, tuple[tf.Variable, Any]]:
-        """Return the state as the epoch began."""
+        """Return the variables of the state with their values at the beginning of the epoch."""
         return {v._unique_id: (v, self._base[v._unique_id]) for v in self.state() if v._unique_id in self._base}
 
     def of_state(self) -> dict[str, Any]:
-        """Return the figures that the present state makes."""
+        """Return the figures computed from the present state."""
         return self._local() if not self._names or self._as_keras_says() else self._figures.compute()
 
     def _as_keras_says(self) -> bool:
@@ -155,10 +153,8 @@ class JoinedMetrics:
     def of_all_ranks(self, logs: dict[str, Any], samples: int) -> dict[str, Any]:
         """Join the state of all ranks, and return its figures; one collective.
 
-        Nearly every state is a sum over samples (a total and a count, or counts per threshold), so that of all samples
-        is the sum over the ranks. What Keras marks as a mean is averaged, and of maxima and minima the largest or
-        smallest counts. Any other state becomes rank 0's, with a warning. Figures of the latest batch are averaged by
-        the ``samples`` in it.
+        Nearly every state is a sum over samples (a total and a count, or counts per threshold). Any state that is no
+        sum, mean, maximum or minimum becomes rank 0's, with a warning. Figures of the latest batch are averaged.
         """
         if not self._names:  # an eager step may tell compile's metrics in a dictionary of their own
             inner = {name: v for told in logs.values() if isinstance(told, dict) for name, v in told.items()}
@@ -176,7 +172,7 @@ class JoinedMetrics:
             joined = _JOINS[self._reduction(variable)](np.stack(values).astype(np.float64), base)
             variable.assign(joined.astype(values[0].dtype))
         self._base = {}
-        # Whatever a stand-in has made of its figures comes from no data.
+        # By samples: the figures of a stand-in come from no data, and may be NaN.
         weights = [count / max(sum(counts), 1) for count in counts]
         means = {
             name: sum(np.float64(w) * v if w else np.zeros_like(v) for w, v in zip(weights, values, strict=True))
@@ -303,7 +299,8 @@ class Evaluation:
 
 
 def values_of(variables: Iterable[tf.Variable]) -> Values:
-    """Return the present values, for 10 to 15 microseconds each: one is copied only once its variable changes."""
+    """Return the present values of variables."""
+    # Takes 10 to 15 microseconds each: a value is copied only once its variable changes.
     return {v._unique_id: (v, tf.raw_ops.ReadVariableOp(resource=v.handle, dtype=v.dtype)) for v in variables}
 
 
@@ -312,10 +309,10 @@ def global_results(
 ) -> Callable[[], dict[str, Any]]:
     """Return a ``model.get_metrics_result``, by which Keras asks for the figures of an epoch and of an evaluation.
 
-    It asks before any callback gets them, so callbacks agree on all ranks in whatever order they stand. Keras takes
-    the answer if it has the names of the last step's figures, and the last step's figures otherwise. Each ``close``
-    returns the figures of an evaluation or an epoch that has ended, also of an epoch that ends before its time.
+    Each ``close`` returns the figures of an evaluation or an epoch that has ended, or None.
     """
+    # Keras asks before any callback gets the figures, so callbacks agree on all ranks in whatever order they stand. It
+    # takes the answer if that has the names of the last step's figures, and the last step's figures otherwise.
 
     def results() -> dict[str, Any]:
         for each in close if tf.executing_eagerly() else ():

@@ -1,15 +1,9 @@
-"""What a traced train step shows: how it changes each variable, and which of its figures are made of which state.
+"""What the graph of a train step shows: how it changes each variable, and from which state each figure is computed.
 
-A metric does not say what its variables are. Nearly all are sums over samples, which add up over ranks; but a
-maximum is none, and its sum would be a figure of no sample. So the train step, once traced, is searched for
-the assignment to each variable: ``v + …`` is a sum, ``max(v, …)`` a maximum, ``min(v, …)`` a minimum, and anything
-else is unknown. An update that is hidden in a function or a branch counts as a sum.
+A metric does not say how its variables combine over ranks. So the graph is searched for the assignment to each:
+``v + …`` is a sum, ``max(v, …)`` a maximum, ``min(v, …)`` a minimum, and anything else is unknown.
 
-A sum that grows by the same in every step, whatever the batch, counts batches, as in a ``Mean`` which is updated with
-a batch's mean loss. One process adds 1 a round, so a rank adds its share of the round's samples (`weigh`).
-
-A step may return any figure under any name: ``{"loss": self.total_loss_tracker.result()}``. Ranks join the state of
-the metrics; the figures of all samples are then what the step itself makes of the joined state. So each figure is
+A step may return any figure under any name, such as ``{"loss": self.total_loss_tracker.result()}``. Each figure is
 followed back through the graph. If it is made of metrics' variables as they are at the step's end, that part of the
 graph is kept, to be run again on the joined state (`figures_in`). Any other figure belongs to the batch.
 """
@@ -45,7 +39,7 @@ class Update:
     increments: list[tuple[float, tf.Tensor]] = field(default_factory=list)
     """The terms that a sum grows by: sign and value."""
     counts_batches: bool = False
-    """True: it grows by the same number, whatever the batch."""
+    """True if it grows by the same number, whatever the batch."""
 
 
 def variables_of(graph: Any, known: Iterable[tf.Variable] = ()) -> dict[str, tf.Variable]:
@@ -70,6 +64,8 @@ def updates_in(graph: Any, handles: Mapping[str, tf.Variable]) -> dict[str, Upda
         update.values.append(operation.inputs[1])
         update.increments += increments
     for update in found.values():
+        # As in a Mean that is updated with a batch's mean loss. One process adds 1 a round, so a rank must add its
+        # fraction of the round (`weigh`).
         given = all(is_given(graph, behind(value)) for _, value in update.increments)
         update.counts_batches = update.kind == "sum" and given and bool(update.increments)
     return found
@@ -92,7 +88,8 @@ def of_no_batch(
             reads = [handles.get(o.inputs[0].name) for o in operations.values() if o.type == _READ]
             found[variable._unique_id] = variable, {v._unique_id for v in reads if v is not None}
     changed = updates.keys() - same
-    for _ in range(len(found)):  # each pass may drop one that others are made of
+    # Each pass may drop one that others are made of.
+    for _ in range(len(found)):
         found = {name: pair for name, pair in found.items() if not pair[1] & (changed - found.keys())}
     return [variable for variable, _ in found.values()]
 

@@ -17,11 +17,10 @@ _MAY_DIFFER = re.compile(rb"Random|Multinomial|TruncatedNormal|Stateful|Sample|P
 
 
 def check_alike(samples: tf.data.Dataset, rank: int, workers: int, *, certain: bool) -> int:
-    """Refuse data that every rank would read in another order, or only this rank.
+    """Refuse data that ranks would read in different orders; return a checksum of the seeds of shuffles, to compare.
 
-    ``certain``: the user has said that ranks read alike, so a step ``shard(…)`` is meant for something else.
-    Returns a checksum of the seeds, which include ``tf.random.set_seed``'s: the same on ranks that
-    shuffle alike.
+    Seeds include ``tf.random.set_seed``'s. ``certain``: the user has said that all ranks read the same samples, so a
+    step ``shard(…)`` is meant for something else.
     """
     found: list[int] = []
     if workers == 1:
@@ -63,11 +62,12 @@ def check_single(samples: tf.data.Dataset) -> None:
 
 
 def compared(data: Any, spec: Any) -> list[int]:
-    """Return which components of a sample must be alike on all ranks.
+    """Return which components of a sample must be equal on all ranks: all, or only labels where data are augmented.
 
-    All, as a rule. But if functions draw random numbers or run Python, augmentation may differ rightly, in pictures,
-    masks and mixed targets; then only labels: one whole number or string a sample.
+    A label is one whole number or string a sample.
     """
+    # Functions that draw random numbers or run Python may rightly differ in pictures, masks and mixed targets. When all
+    # was compared, six legitimate scripts stopped in the first round.
     augments = not isinstance(data, tf.data.Dataset) or any(
         _MAY_DIFFER.search(function.function.graph.as_graph_def().SerializeToString())
         for step in _steps(data)

@@ -1,7 +1,4 @@
-"""The result of ``resize_batches`` for ``fit``: only steps that keep number and order of its batches may follow.
-
-What follows other steps is no ``BalancedDataset``, and refused where it is trained on.
-"""
+"""The result of ``resize_batches`` for ``fit``: only steps that keep number and order of its batches may follow."""
 
 from __future__ import annotations
 
@@ -31,8 +28,10 @@ class BalancedDataset(tf.data.Dataset):  # type: ignore[misc]
         super().__init__(self._inner._variant_tensor)
 
     def __iter__(self) -> Any:
-        """Iterate, but not for a ``fit`` without the callback: an epoch of one batch would train this rank alone."""
-        # Keras takes a first look before it calls any callback, so only the arguments of fit show which there are.
+        """Iterate, but refuse a ``fit`` without the callback."""
+        # In an epoch of one batch that would train this rank alone, without an error. Keras takes a first look before
+        # it calls any callback, so only the arguments of fit show which there are. To ask for one batch more instead
+        # would change the cardinality, and with it repeat() and steps_per_epoch.
         frame = inspect.currentframe()
         while frame is not None and not (frame.f_code.co_name == "fit" and "callbacks" in frame.f_locals):
             frame = frame.f_back

@@ -1,11 +1,7 @@
-"""The rounds of this rank's data, in order: cut by the plan when the pipeline asks, used up by training one by one.
+"""The rounds of this rank's data, between the pipeline, which prefetches batches, and the training, which has plans.
 
-Two sides meet here. The pipeline asks for batch i of its iteration, ahead of the training by the prefetch at most. The
-training takes the batches in the same order, and knows the plans. So before each round all batches are cut
-whose plans are known, and shown to the pipeline; the same i gives the same batch, however often it is asked for.
-
-Nothing in the pipeline's own threads calls Python: an iterator that is given up waits for its threads, with the
-interpreter locked, and would wait for ever for one that waits for the interpreter.
+The pipeline asks for batch i of its iteration, ahead of the training by the prefetch at most; the same i gives the same
+batch, however often it is asked for. The training takes the batches in the same order.
 """
 
 from __future__ import annotations
@@ -35,7 +31,7 @@ TOO_FAR_AHEAD = (
 
 
 class RoundQueue:
-    """The rounds of one rank, from the order to the training.
+    """The rounds of one rank's samples, in order: cut by the plan as soon as that is fixed, and trained on one by one.
 
     ``batch_of`` makes a batch of this rank's samples, and one to stand in if it has none. ``ends``: whether an epoch
     ends by itself. ``show`` gets the known batches before every round: the number of the first, and the batches.
@@ -78,7 +74,7 @@ class RoundQueue:
 
     @property
     def traced(self) -> tuple[Callable[..., Any] | None, bool]:
-        """What a train step depends on."""
+        """The options on which the traced train step depends."""
         return self.weight_of, self.cuts
 
     @property
@@ -136,7 +132,8 @@ class RoundQueue:
         """
         with self.lock:
             self._begun = True
-            again = self.at_end  # by repeat(), or steps_per_epoch: one iteration of many epochs
+            # By repeat(), or steps_per_epoch: one iteration of many epochs.
+            again = self.at_end
             other = self._fresh and self.wanted_epoch != self._cutter.order.epoch
             if (new or again) and (self._used or other):
                 # If the rounds of an epoch are not known beforehand, the pipeline has no end, and counts on.
@@ -175,6 +172,8 @@ class RoundQueue:
             self._cut_next()
         while len(self._known) <= self.balancer.planner.lead and self._cutter.more:
             self._cut_next()
+        # Shown, since the pipeline's own threads must not call Python: an iterator that is given up waits for them with
+        # the interpreter locked, and would wait without end for one that waits for the interpreter.
         self._show(self._used, [batch for _, batch in self._known])
 
     def _cut_next(self) -> None:

@@ -9,8 +9,8 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 import tensorflow as tf
 
-_SHUFFLED = 10_000  # samples that are held to draw from, if an epoch is longer (arbitrary, a usual size)
-_CHUNK = 64  # samples that tf.data batches at a time; larger ones only cost memory (arbitrary)
+_SHUFFLE_BUFFER_SAMPLES = 10_000  # documented; a usual size (arbitrary)
+_CHUNK_SAMPLES = 64  # batched by tf.data at a time; more only cost memory (arbitrary)
 
 Chunk = list[tf.Tensor]
 """Some samples, component by component."""
@@ -49,7 +49,7 @@ class DatasetSource:
         self.has_costs = cost_of is not None
         """True: chunks end with what each sample costs."""
         self._in_order = self._chunked(samples)
-        self.spec = samples.batch(_CHUNK).element_spec
+        self.spec = samples.batch(_CHUNK_SAMPLES).element_spec
         """Types and shapes of a batch of unknown size."""
 
     def chunks(self, epoch: int) -> Iterator[Chunk]:
@@ -72,7 +72,7 @@ class DatasetSource:
         specs = tf.nest.flatten(self._samples.element_spec)
         variant = tf.raw_ops.ShuffleDatasetV3(
             input_dataset=tf.data.experimental.to_variant(self._samples),
-            buffer_size=min(_SHUFFLED, self.length or _SHUFFLED),
+            buffer_size=min(_SHUFFLE_BUFFER_SAMPLES, self.length or _SHUFFLE_BUFFER_SAMPLES),
             seed=drawn[0],
             seed2=drawn[1],
             seed_generator=tf.raw_ops.DummySeedGenerator(),
@@ -91,9 +91,9 @@ class DatasetSource:
         if self.padding or self.has_costs:
             samples = samples.map(measured)
         if not self.padding:
-            return samples.batch(_CHUNK).prefetch(tf.data.AUTOTUNE)
+            return samples.batch(_CHUNK_SAMPLES).prefetch(tf.data.AUTOTUNE)
         values = tuple(map(self.padding.get, range(len(samples.element_spec))))
-        return samples.padded_batch(_CHUNK, padding_values=values).prefetch(tf.data.AUTOTUNE)
+        return samples.padded_batch(_CHUNK_SAMPLES, padding_values=values).prefetch(tf.data.AUTOTUNE)
 
 
 def _padding(values: Any, specs: Any) -> dict[int, tf.Tensor]:
@@ -172,11 +172,11 @@ def _costs_by(cost_of: Callable[..., Any]) -> Callable[[Any], tf.Tensor]:
 
 
 def number_from(name: str, function: Callable[..., Any], data: Any) -> tf.Tensor:
-    """Return what a user's function says of a sample or a batch, as one number, in a graph or eagerly.
+    """Return the number that a user's function computes from a sample or a batch, in a graph or eagerly.
 
-    It gets as many components as it has positional parameters, with defaults or without: fit adds weights of its own
-    behind the user's components for ``class_weight``.
+    It gets as many components as it has positional parameters, with defaults or without.
     """
+    # No more, since fit adds weights of its own behind the user's components for class_weight.
     parts = data if isinstance(data, tuple) else (data,)
     try:
         takes = inspect.signature(function).parameters.values()
@@ -191,7 +191,7 @@ def number_from(name: str, function: Callable[..., Any], data: Any) -> tf.Tensor
 
 
 def is_sequence(data: Any) -> bool:
-    """Return whether it gives batches by index, and says how many there are."""
+    """Return whether the data are a ``Sequence`` or ``PyDataset``: batches by index, with a length."""
     bases = [tf.keras.utils.Sequence, getattr(tf.keras.utils, "PyDataset", tf.keras.utils.Sequence)]
     return isinstance(data, tuple(bases))
 

@@ -1,4 +1,4 @@
-"""Batches from a stream of samples, which are read in chunks and cut by whatever size is planned."""
+"""Batches of any planned size from a stream of samples, which is read in chunks."""
 
 from __future__ import annotations
 
@@ -16,10 +16,7 @@ _Handle = tuple[Chunk, int, Any, float]  # a sample: the chunk that it is in, it
 
 
 class StreamReader:
-    """The samples of a source, passed on as chunks and rows, and batches made of them.
-
-    Samples have marks for the components in ``compared``, by which ranks compare what they read.
-    """
+    """The samples of a source as chunks and rows, with marks of the components in ``compared``; and batches of them."""
 
     def __init__(self, source: Source, compared: Sequence[int] = ()) -> None:
         self._source = source
@@ -43,10 +40,8 @@ class StreamReader:
             yield from ((chunk, row, marks[row], cost) for row, cost in zip(rows.tolist(), costs, strict=False))
 
     def batch_of(self, samples: Any) -> Chunk:
-        """Return a batch, component by component. For no samples, the very first one of the stream stands in.
-
-        Or one of zeros, if a rank's part has none at all: it takes part in the round, after which all ranks stop.
-        """
+        """Return a batch, component by component. For no samples, the first one of the stream stands in."""
+        # Or one of zeros, if a rank's shard is empty: it takes part in the round, after which all ranks stop.
         if not samples and not self._first:
             specs = tf.nest.flatten(self._source.spec)
             with tf.device("CPU:0"):

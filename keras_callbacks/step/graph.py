@@ -5,13 +5,8 @@
          balancer.begin                                   balancer.report                    balancer.agree
 
 ``begin``, ``report`` and ``agree`` are calls back into Python, tied into the graph by dependencies: the compute time
-ends when the last gradient is ready, and the waiting time when the table is there. A call costs 25 to 80 microseconds.
-TensorFlow orders calls only by these dependencies, so each is named. A call may use only Python and NumPy:
-an operation of TensorFlow in it waits for the threads that run the graph, a thousandth of a second and more.
-
-A round of several micro-batches is a loop in the graph over slices of the batch, and one more call, ``proceed``, after
-each decides whether another follows. Gradients travel through it as loop variables, so nothing is kept for them if
-there is one micro-batch, and no shape changes: whatever the sizes do, the step is traced once.
+ends when the last gradient is ready, and the waiting time when the table is there. A round of several micro-batches is
+a loop in the graph over slices of the batch; after each, a call of ``proceed`` decides whether another one follows.
 """
 
 from __future__ import annotations
@@ -25,19 +20,19 @@ import tensorflow as tf
 from hvd_hetero.errors import RoundStateError
 from keras_callbacks.keras_versions import Update, as_it_is, as_keras_would, names_of, tf_variables
 from keras_callbacks.metrics.of_all_ranks import JoinedMetrics
-from keras_callbacks.step.calls import SHARE, RoundCalls
+from keras_callbacks.step.calls import RoundCalls, RoundWeights
 from keras_callbacks.step.graph_synchroniser import Gradient, GraphAllreduce, GraphSynchroniser, scaled
 from keras_callbacks.step.own_changes import changed_by, trained_by
 from keras_callbacks.step.weights import Weights
 
 logger = logging.getLogger(__name__)
 
-# What a rank hears about the micro-batch that begins, or about the end: its slice of the batch, whether it is one; this
-# rank's share of the round (``RoundCalls.share``), with the weight first; and the micro-batch's share of the samples.
+# The numbers that describe a micro-batch which begins: the first row and the number of rows of its slice, whether it is
+# one (0 at the round's end), this rank's ``RoundWeights``, and the micro-batch's fraction of the round's samples.
 _BEGIN, _SIZE, _MORE, _WEIGHT = range(4)
-_SHARE = slice(_WEIGHT, _WEIGHT + SHARE)
-_PLANNED = _WEIGHT + 2
-_PART = _WEIGHT + SHARE
+_SHARE = slice(_WEIGHT, _WEIGHT + len(RoundWeights))
+_PLANNED = _WEIGHT + RoundWeights.PLANNED
+_PART = _WEIGHT + len(RoundWeights)
 _NUMBERS = _PART + 1
 
 
@@ -54,19 +49,19 @@ class GraphRound:
         gathers: bool = False,
         lacks: Callable[[Iterable[Any]], list[Any]] = lambda variables: [],
     ) -> None:
-        """``gathers``: a round may have several micro-batches. ``lacks`` returns variables that ranks begin apart."""
+        """``gathers``: a round may have several micro-batches. ``lacks`` returns variables that were not broadcast."""
         self._calls = calls
         self._local_layers = local_layers
         self._synchroniser = synchroniser
         self._weights = Weights() if weights is None else weights
         self._gathers = gathers
         self._lacks = lacks
-        self._updated: list[Any] = []  # by the update of the step that is traced
+        self._updated: list[Any] = []  # variables that the update of the traced step changes
         self._state: tf.Tensor | None = None
         self._counted: tf.Tensor | None = None
-        """This rank's share of a round of one micro-batch, if that weighs something else than its samples."""
+        """This rank's weights in a round of one micro-batch, if that weighs something else than its samples."""
         self._weighed = False
-        """True: the loss of this round is weighted, and so are its gradients."""
+        """True if the loss of this round is weighted, and with it its gradients."""
         self._gathered: tuple[list[Any], tf.Tensor | None, list[Any], Update] | None = None
         self._gathering = False
         self._graph: Any = None  # of the step that is traced
@@ -82,7 +77,8 @@ class GraphRound:
             self._updated = []
             self._weights.begin(data, state[_PART])
             try:
-                with tf.name_scope("step"):  # only operations within a scope have gradients that can be told by a name
+                # A tape names the gradients of operations by their scope, and `own_changes` finds them by that name.
+                with tf.name_scope("step"):
                     logs = figures.observed(as_keras_would(step), data, lambda: self._shares(state), again=again)
             finally:
                 self._weights.end()
@@ -93,37 +89,36 @@ class GraphRound:
         return as_it_is(lambda data: whole(observed, data))
 
     def weigh(self, loss: Any) -> Any:
-        """Return the loss whose gradients the train step takes: times the weight, if its gradients may be weighted so.
-
-        That saves a product with every gradient, another pass over all their memory: ``overhead_keras.py`` gave 1.013
-        instead of 1.043 (convolutional). Not if a backward pass is not in proportion to its input, as a user's
-        own may be; nor in types that round the weight.
-        """
+        """Return the loss for the train step's gradients: times the weight, if its gradients may be weighted so."""
+        # The alternative, a product with every gradient, is another pass over all their memory: overhead_keras.py gave
+        # 1.043 for it, and 1.013 for this (convolutional).
         if self._state is None or getattr(loss, "dtype", None) not in (tf.float32, tf.float64):
-            return loss
+            return loss  # a narrower type would round the weight
+        # A user's own backward pass need not be in proportion to its input.
         if tf.executing_eagerly() or _has_custom_gradients(tf.compat.v1.get_default_graph()):
             return loss
         self._weighed = True
-        return loss * tf.cast(self._share(self._state)[0], loss.dtype)
+        return loss * tf.cast(self._share(self._state)[RoundWeights.GRADIENT], loss.dtype)
 
     def _share(self, state: tf.Tensor) -> tf.Tensor:
-        """Return this rank's share of a round of one micro-batch."""
+        """Return this rank's weights in a round of one micro-batch."""
         if self._counted is None and (weight := self._weights.weight()) is not None:
-            self._counted = self._calls.host.ask(self._calls.weigh, SHARE, weight)
+            self._counted = self._calls.host.ask(self._calls.weigh, len(RoundWeights), weight)
         return state[_SHARE] if self._counted is None else self._counted
 
     def _shares(self, state: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return the micro-batch's share in means over the round, as known after its step; and that of its samples."""
-        if self._gathering:  # the sum over micro-batches is corrected once the round's weight is known
+        """Return the micro-batch's fraction of means over the round, as known after its step; and of its samples."""
+        if self._gathering:
+            # By plan: `correct` follows once the round's weight is known.
             weight = None if self._gathered is None else self._gathered[1]
             return _part_of_round(state, weight), state[_PART]
         synchroniser = self._synchroniser
         if self._counted is None or synchroniser.correction is None:
             return state[_PART], state[_PART]
-        return self._counted[0] * synchroniser.correction, state[_PART] / synchroniser.samples_done
+        return self._counted[RoundWeights.GRADIENT] * synchroniser.correction, state[_PART] / synchroniser.samples_done
 
     def receive(self, gradients: list[Any], variables: list[Any], update: Update) -> Any:
-        """Take the gradients that the train step hands to the optimizer."""
+        """Return the update by the gradients that the train step hands to the optimizer, or keep them for its end."""
         self._look_at(gradients, variables)
         self._updated = [v for g, v in zip(gradients, variables, strict=True) if g is not None]
         if self._gathering:
@@ -140,7 +135,7 @@ class GraphRound:
         return update(self._synchronised(gradients, variables, self._share(state), weighed))
 
     def _require_synchronised(self, trained: list[tf.Variable]) -> None:
-        """Refuse variables that the step trains beside the synchronised update, or that ranks begin apart."""
+        """Refuse variables that the step trains beside the synchronised update, or that were not broadcast."""
         synchronised = set(names_of(updated := tf_variables(self._updated))) | self._own()
         beside = [v for v in trained if v._unique_id not in synchronised]
         if found := beside + self._lacks(updated):
@@ -152,6 +147,7 @@ class GraphRound:
 
     def _look_at(self, gradients: list[Any], variables: list[Any]) -> None:
         """Refuse an update that only some rounds make; warn, once, of gradients that are changed before the sum."""
+        # Without this, an update in a tf.cond failed with an error that blamed prefetching.
         graph = tf.compat.v1.get_default_graph()
         while graph is not None and graph is not self._graph:
             if type(graph).__name__ in _IN_A_BRANCH:
@@ -169,7 +165,7 @@ class GraphRound:
         try:
             logs = step(data, self._state)
         except BaseException:
-            self._state = None  # an evaluation that follows is not part of this round
+            self._state = None  # so that an evaluation that follows is not taken for part of this round
             raise
         if self._state is not None:
             self._state = None
@@ -192,15 +188,18 @@ class GraphRound:
         state = self._proceed(gradients, weight)
 
         def body(state: tf.Tensor, gradients: list[Gradient], logs: Any) -> tuple[Any, ...]:
-            self._state = None  # micro-batches of the loop have samples
+            # Only a round's first micro-batch may be a stand-in: those of the loop have samples, and update locally.
+            self._state = None
             more, weight, _, latest = self._gather(step, data, state, again=True)
             total = [_added(a, b) for a, b in zip(gradients, more, strict=True)]
             logs = self._over_micro_batches(logs, latest, state)
             return self._proceed(total, weight), total, logs
 
-        # One iteration at a time: two at once would need the memory of two. Each adds rows to gradients of rows.
+        # Gradients are loop variables, so rounds of one micro-batch keep no memory for them, and no shape changes with
+        # the sizes: the step is traced once. Only gradients of rows grow, by rows.
         start = (state, gradients, logs)
         shapes = tf.nest.map_structure(_shape_in_loop, start)
+        # One iteration at a time: two at once would need the memory of two micro-batches.
         state, gradients, logs = tf.while_loop(
             lambda state, *_: state[_MORE] > 0, body, start, shape_invariants=shapes, parallel_iterations=1
         )
@@ -236,10 +235,9 @@ class GraphRound:
     def _gather(
         self, step: Callable[..., Any], data: Any, state: tf.Tensor, *, again: bool = False
     ) -> tuple[list[Gradient], tf.Tensor | None, tuple[list[Any], Update], Any]:
-        """Return the gradients of one micro-batch, its weight, the variables, what updates them, and the logs.
+        """Return the weighted gradients of one micro-batch, its weight, the variables, their update, and the logs.
 
-        If a variable has no gradient, None stands for it. Gradients are weighted already: a sum over micro-batches
-        needs no common units, and NaN of a mean over nothing is gone.
+        None stands for a variable without gradient.
         """
         self._gathering, self._gathered = True, None
         try:
@@ -254,6 +252,8 @@ class GraphRound:
         self._gathered = None
         logs = tf.nest.map_structure(tf.convert_to_tensor, logs)
         reached = [None if g is None else v for g, v in zip(gradients, variables, strict=True)]
+        # Weighted here and not at the round's end: the sum needs no factor for what was gathered before, and the NaN of
+        # a mean over nothing is gone.
         present = scaled([g for g in gradients if g is not None], _part_of_round(state, weight))
         return present, weight, (reached, update), logs
 
@@ -266,24 +266,23 @@ class GraphRound:
             update(gradients)
             return tf.constant(0)
 
-        tf.cond(self._state[_WEIGHT] > 0, updated, lambda: tf.constant(0))  # a stand-in must leave no trace
+        # A stand-in must leave no trace: not even in the momentum, which zero gradients would change.
+        tf.cond(self._state[_WEIGHT] > 0, updated, lambda: tf.constant(0))
 
     def _begin(self, data: Any) -> tuple[tf.Tensor, Any]:
-        """Start the clock once the batch is there; nothing is computed before."""
+        """Start the clock once the batch is there; return the first micro-batch's numbers, and the batch."""
         parts = tf.nest.flatten(data, expand_composites=True)
         size = tf.shape(next(part for part in parts if isinstance(part, tf.Tensor)), out_type=tf.int64)[0]
         kept = parts if self._calls.micro_batches.repeats else []
         state = self._calls.host.ask(self._calls.begin_round, _NUMBERS, size, *kept, after=parts)
+        # TensorFlow orders calls by dependencies alone, so nothing of the step may begin before the clock has.
         with tf.control_dependencies([state]), self._calls.host.for_batches():
             return state, tf.nest.map_structure(tf.identity, data, expand_composites=True)
 
     def _synchronised(
         self, gradients: list[Any], variables: list[Any], share: tf.Tensor, weighed: bool = False
     ) -> list[Any]:
-        """Return the gradients to update with: the sum over ranks for shared variables, this rank's own for local ones.
-
-        The latter are zero if it has held no data.
-        """
+        """Return the gradients to update with: sums over ranks for shared variables, this rank's own for local ones."""
         own = self._own()
         shared = [
             g is not None and name not in own
@@ -297,19 +296,19 @@ class GraphRound:
             )
         reduced = iter(self._synchroniser(present, share, weighed=weighed))
         its_own = [g for g, here in zip(gradients, shared, strict=True) if g is not None and not here]
-        kept = iter(scaled(its_own, share[3]))
+        kept = iter(scaled(its_own, share[RoundWeights.OWN_MEAN]))  # zero if the rank has held no data
         return [
             None if g is None else next(reduced if here else kept) for g, here in zip(gradients, shared, strict=True)
         ]
 
 
 def _has_custom_gradients(graph: Any) -> bool:
-    """Return whether an operation of the graph, or of a function in it, has TensorFlow's type for custom gradients."""
+    """Return whether an operation of the graph, or of a function in it, has a custom gradient, by TensorFlow's type."""
     return b"CustomGradient-" in graph.as_graph_def().SerializeToString()
 
 
 def _part_of_round(state: tf.Tensor, weight: tf.Tensor | None) -> tf.Tensor:
-    """Return what a micro-batch is of all that the round was to count: by its samples, unless it has a weight."""
+    """Return a micro-batch's fraction of the round as planned: by its weight if it has one, else by its samples."""
     return state[_PART] if weight is None else weight / state[_PLANNED]
 
 

@@ -1,7 +1,6 @@
 """The collectives of a round, inside the graph: one base, and one class for each way of averaging.
 
-The table of the round rides along. Collectives go by the names of nodes, which must be the same on all ranks and
-contain ``HorovodAllreduce``, by which Horovod's elastic mode recognises their failures.
+The table of the round travels in the last message of gradients, or in one of its own.
 """
 
 from __future__ import annotations
@@ -16,15 +15,15 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from hvd_hetero.communication import bucket_sizes as division
+from hvd_hetero.consistency import PIECE
 from hvd_hetero.rounds import RoundTable
-from keras_callbacks.step.calls import RoundCalls
+from keras_callbacks.step.calls import RoundCalls, RoundWeights
 
 if TYPE_CHECKING:
     from hvd_hetero.topology.mixing import Mixing
 
-_LOOKED_AT = 1 << 12  # numbers of a gradient: a loss's NaN reaches them all (arbitrary)
-_SMALL = 1 << 16  # bytes, up to which a branch is not worth its tracing (arbitrary)
-_PARCEL = 2**26  # bytes of variables that travel in one message
+_BRANCH_ABOVE_BYTES = 2**16  # below, a product takes some microseconds, and a branch longer to trace (arbitrary)
+_MESSAGE_BYTES = 2**26  # of variables: .05 s at 10 Gb/s, beside which a round trip hardly shows (arbitrary)
 Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices"
 """The gradient of a whole variable, or of some of its rows, as an embedding's."""
 
@@ -33,21 +32,22 @@ class GraphSynchroniser(ABC):
     """Turns one round's gradients of this rank into what its update needs."""
 
     def __init__(self, calls: RoundCalls, variables: Callable[[], list[tf.Variable]] = list) -> None:
-        """``variables`` returns what ranks average, if that is not gradients."""
+        """``variables`` returns the variables that ranks average, if they do not average gradients."""
         self._calls = calls
         self._variables = variables
         self.correction: tf.Tensor | None = None
-        """The factor from what all ranks were to count to what they did, in the graph that is traced."""
+        """Planned over actual samples of all ranks, or their weights, in the graph that is traced."""
         self.samples_done: tf.Tensor | None = None
         """All ranks' samples of the round over those that were planned, in the graph that is traced."""
         self._eagerly = tf.function(self._synchronise, autograph=False, reduce_retracing=True)
 
     def __call__(self, gradients: list[Gradient], share: tf.Tensor, *, weighed: bool = False) -> list[Gradient]:
-        """Return the gradients to update with. ``share`` is this rank's share of the round: ``RoundCalls.share``.
+        """Return the gradients to update with. ``share`` has this rank's ``RoundWeights``.
 
         ``weighed``: the gradients are the mean times the weight already (but NaN may be among 0 times the mean).
         """
-        if tf.executing_eagerly():  # nodes have names in graphs alone
+        if tf.executing_eagerly():
+            # Collectives are matched by the names of nodes, which only graphs have.
             return list(self._eagerly(gradients, share, weighed))
         return self._synchronise(gradients, share, weighed)
 
@@ -64,32 +64,34 @@ class GraphSynchroniser(ABC):
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
         """Return the tensors' sums over all ranks, corrected from planned to actual samples; and the correction.
 
-        Tensors leave in buckets, the last ones first, as the backward pass brings them; ``of`` makes what leaves
-        from each bucket. A bucket waits for nothing but its own members, and the table for ``after``.
-
-        The correction is the balancer's answer to the table, or an early one, if there is a bucket to carry the
-        samples. ``squares`` makes what the balancer hears of the tensors that left and their sums. If the clock is a
-        device's (``calls.apart``), the table comes some time after the last gradient. So it travels by itself and on
-        the host.
+        ``of`` makes the tensors that leave from those of a bucket. The table leaves after the tensors in ``after``.
+        ``squares`` makes the squared norms for the balancer from the tensors that left and their sums.
         """
         calls = self._calls
+        # The last tensors first, as the backward pass brings them. A bucket waits for nothing but its own members.
         backwards = tensors[::-1]
-        buckets = division.divide([size_in_bytes(t) for t in backwards], [t.dtype for t in backwards])
-        parcels = [of([backwards[i] for i in bucket]) for bucket in buckets]
+        members = division.divide([size_in_bytes(t) for t in backwards], [t.dtype for t in backwards])
+        parcels = [of([backwards[i] for i in places]) for places in members]
         takes_more = [_takes_more(parcel) for parcel in parcels]
         sent = [*itertools.chain(*parcels)]
         carrier = self._carrier(takes_more)
         broken = []
-        if calls.looks:  # but not of a stand-in, which weighs nothing
-            broken = [_broken(parcels[carrier or 0][0] if parcels else after[-1]) * tf.sign(share[0])]
-        row = calls.host.ask(  # after the share, as the row has the weight
+        if calls.looks:
+            # One gradient, since a loss's NaN reaches them all; and not a stand-in's, which weighs nothing.
+            looked_at = parcels[carrier or 0][0] if parcels else after[-1]
+            broken = [_broken(looked_at) * tf.sign(share[RoundWeights.GRADIENT])]
+        # After the share too, since the row has the weight.
+        row = calls.host.ask(
             calls.report, RoundTable.length(calls.balancer.workers) + 1, calls.learning_rate(), *broken,
             after=[share, *after], timed=True,
         )  # fmt: skip
         if carrier is not None:
             flag = broken[0] if broken else 0.0
+            # As many numbers where none is looked at: ranks on a device may train beside others on processors.
             ranks = tf.one_hot(calls.balancer.rank, calls.balancer.workers, flag, dtype=tf.float64)
-            parcels[carrier].append(tf.cast(tf.concat([share[1:2], ranks], 0), parcels[carrier][0].dtype))
+            counted = share[RoundWeights.COUNTED : RoundWeights.PLANNED]
+            parcels[carrier].append(tf.cast(tf.concat([counted, ranks], 0), parcels[carrier][0].dtype))
+        # A device's clock (``apart``) makes the table some time after the last gradient, which must not wait for it.
         if takes_more and takes_more[-1] and not calls.apart:
             parcels[-1].append(tf.cast(row, parcels[-1][0].dtype))
         else:
@@ -108,46 +110,39 @@ class GraphSynchroniser(ABC):
         if counts is not None:
             correction = self._early_correction(share, counts, looked=bool(broken))
         corrected = itertools.chain.from_iterable(scaled(bucket, correction) for bucket in sums if bucket)
-        by_index = dict(zip(itertools.chain.from_iterable(buckets), corrected, strict=True))
+        by_index = dict(zip(itertools.chain.from_iterable(members), corrected, strict=True))
         return [by_index[i] for i in reversed(range(len(tensors)))], correction
 
     def _carrier(self, takes_more: list[bool]) -> int | None:
-        """Return the number of the bucket that samples are summed along with; None: updates wait for the table.
-
-        The table comes last: all updates would wait for its answer, and find their gradients out of the cache. So it is
-        the first bucket that is copied anyway, unless that is the last one. Where the batch adapts, updates do wait for
-        the answer, which has the factor of the learning rate, too.
-        """
+        """Return the number of the bucket that samples are summed along with; None: updates wait for the table."""
+        # Where the batch adapts, the table's answer has the factor of the learning rate, so updates wait for it anyway.
         if self._calls.balancer.planner.goodput is not None:
             return None
+        # Else they would find their gradients out of the cache. The first bucket that is copied anyway is the earliest
+        # that costs nothing; the last one comes with the table, and gains nothing.
         candidates = takes_more if self._calls.apart else takes_more[:-1]
         return candidates.index(True) if True in candidates else None
 
     def _early_correction(self, share: tf.Tensor, counts: tf.Tensor, *, looked: bool) -> tf.Tensor:
-        """Return the correction by the sum of samples; refuse NaN of ranks, which ``looked`` for it in that bucket.
-
-        In a round that the table refuses some updates may have been made.
-        """
-        correction, ranks = correction_of(share[2], counts[0]), counts[1:]
+        """Return the correction by the sum of samples; refuse NaN of ranks, which ``looked`` for it in that bucket."""
+        # Updates do not wait for the table: in a round that it refuses, some may have been made.
+        correction, ranks = correction_of(share[RoundWeights.PLANNED], counts[0]), counts[1:]
         if not looked:
             return correction
         host, refuse = self._calls.host, self._calls.refuse
         return tf.cond(tf.reduce_any(ranks > 0), lambda: host.ask(refuse, 1, ranks)[0], lambda: correction)
 
     def _sum(self, parcel: list[tf.Tensor], number: int) -> list[tf.Tensor]:
+        # The same on all ranks, and with this first word: Horovod's elastic mode recognises failures by it.
         name = f"HorovodAllreduce_{self._calls.prefix}_{number}"
         return list(hvd.grouped_allreduce(parcel, op=hvd.Sum, name=name, ignore_name_scope=True))
 
 
 class GraphAllreduce(GraphSynchroniser):
-    """The mean gradient over all samples of the round, on every rank.
-
-    Gradients of rows are laid end to end: all ranks' rows are then what one process has of the whole batch. A row
-    that occurs twice stays apart, because Keras does not add such rows up before it clips or squares them.
-    """
+    """The mean gradient over all samples of the round, on every rank."""
 
     def _synchronise(self, gradients: list[Gradient], share: tf.Tensor, weighed: bool) -> list[Gradient]:
-        weight = share[0]
+        weight = share[RoundWeights.GRADIENT]
         rows = [g for g in gradients if isinstance(g, tf.IndexedSlices)]
         dense = [g for g in gradients if not isinstance(g, tf.IndexedSlices)]
         own = [_weighted(g, weight, weighed) for g in rows]
@@ -156,7 +151,8 @@ class GraphAllreduce(GraphSynchroniser):
         every = self._calls.squares.plan(sum(g.shape.num_elements() or 0 for g in dense))
 
         def squares(sent: list[tf.Tensor], sums: list[tf.Tensor]) -> list[tf.Tensor]:
-            return _in_some_rounds(every, share[4], lambda: _squares([*sent, *own], [*sums, *gathered]))
+            due = share[RoundWeights.TAKES_SQUARES]
+            return _in_some_rounds(every, due, lambda: _squares([*sent, *own], [*sums, *gathered]))
 
         # A weight of 0 gives 0, whatever NaN a stand-in has made.
         if weighed:
@@ -172,7 +168,8 @@ class GraphAllreduce(GraphSynchroniser):
         return [next(of_rows) if isinstance(g, tf.IndexedSlices) else next(whole) for g in gradients]
 
     def _gather(self, gradient: tf.IndexedSlices, number: int) -> tf.IndexedSlices:
-        """Return the rows of all ranks."""
+        """Return the rows of all ranks, laid end to end, as one process has them of the whole batch."""
+        # A row that occurs twice stays apart: Keras does not add such rows up before it clips or squares them.
         name = f"HorovodAllgather_{self._calls.prefix}_{number}"
         all_values = hvd.allgather(gradient.values, name=f"{name}_values", ignore_name_scope=True)
         all_indices = hvd.allgather(gradient.indices, name=f"{name}_indices", ignore_name_scope=True)
@@ -211,7 +208,7 @@ class GraphNeighbourAverage(GraphSynchroniser):
         _, correction = self._mean([], share, computed)
         for group, flat in mixed:
             assign(group, flat)
-        return scaled(gradients, share[0] * workers * correction)
+        return scaled(gradients, share[RoundWeights.GRADIENT] * workers * correction)
 
     def _partners(self) -> list[float]:
         """Return the exchange of this round, as one list of numbers."""
@@ -225,7 +222,7 @@ class GraphLocalUpdates(GraphSynchroniser):
     def _synchronise(self, gradients: list[Gradient], share: tf.Tensor, weighed: bool) -> list[Gradient]:
         variables = [v for v in self._variables() if v.dtype.is_floating]
         values = [v.read_value() for v in variables]  # after the update, which has written them
-        weighted = scaled(values, share[1] / share[2])
+        weighted = scaled(values, share[RoundWeights.COUNTED] / share[RoundWeights.PLANNED])
         for variable, value in zip(variables, self._mean(weighted, share, weighted)[0], strict=True):
             variable.assign(value)
         return gradients
@@ -241,12 +238,13 @@ def _weighted(gradient: tf.IndexedSlices, weight: tf.Tensor, weighed: bool) -> t
 
 
 def _in_some_rounds(every: int, now: tf.Tensor, squares: Callable[[], tf.Tensor]) -> list[tf.Tensor]:
-    """Return the squares, in one round of ``every``; zeros in others, which compute nothing and wait for nothing."""
+    """Return the squares, in one round of ``every``; in others zeros, for which nothing is computed."""
     if every == 0:
         return []
     if every == 1:
         return [squares()]
-    # One operation in its branch: laid out there, all would be passed over one by one in other rounds.
+    # One operation in its branch: laid out there, all were passed over one by one in other rounds, which took 1.09 of
+    # the processor time with 102 tensors.
     apart = tf.function(squares, autograph=False, experimental_attributes={"_noinline": True})
 
     def where_gradients_are() -> tf.Tensor:
@@ -285,7 +283,7 @@ def scaled(gradients: Sequence[Gradient], factor: tf.Tensor) -> list[Gradient]:
         return [tf.math.multiply_no_nan(t, tf.cast(factor, t.dtype)) for t in tensors]
 
     # A branch saves a pass over the memory, and costs two functions to trace.
-    if all(t.shape.is_fully_defined() for t in tensors) and sum(map(size_in_bytes, tensors)) <= _SMALL:
+    if all(t.shape.is_fully_defined() for t in tensors) and sum(map(size_in_bytes, tensors)) <= _BRANCH_ABOVE_BYTES:
         scaled = times()
     else:
         scaled = tf.cond(tf.equal(factor, 1.0), lambda: [tf.identity(t) for t in tensors], times)
@@ -307,24 +305,27 @@ def correction_of(planned: tf.Tensor, counted: tf.Tensor) -> tf.Tensor:
 
 def _broken(tensor: tf.Tensor) -> tf.Tensor:
     """Return 1 if NaN or an infinity is among some of its numbers, else 0."""
-    some = tf.reshape(tensor, [-1])[:: (tensor.shape.num_elements() or 0) // _LOOKED_AT + 1]
+    # As many as of a parameter, some microseconds: a look at all would be another pass over the memory.
+    some = tf.reshape(tensor, [-1])[:: (tensor.shape.num_elements() or 0) // PIECE + 1]
     return tf.cast(~tf.reduce_all(tf.math.is_finite(some)), tf.float64)
 
 
 def _takes_more(parcel: list[tf.Tensor]) -> bool:
-    """Return whether numbers are fused with it. With one large tensor they would have Horovod copy that twice."""
+    """Return whether a few more numbers may travel in the same message at no cost."""
+    # Horovod lays several tensors end to end; one large tensor alone it would have to copy for them, there and back.
     copied_anyway = len(parcel) > 1 or size_in_bytes(parcel[0]) < division.ALONE
     return copied_anyway and parcel[0].dtype in (tf.float32, tf.float64)
 
 
 def parcels(variables: list[tf.Variable]) -> Iterator[list[tf.Variable]]:
-    """Yield variables of one type, up to 64 MiB together: one message for each would cost a round trip for each."""
+    """Yield variables of one type that travel in one message, up to 64 MiB."""
+    # One message for each cost a round trip for each: at 10 ms a fit of 100 tensors began with 19 s of them.
     for group in by_type(variables):
         parcel: list[tf.Variable] = []
         size = 0
         for variable in group:
             size += size_in_bytes(variable)
-            if parcel and size > _PARCEL:
+            if parcel and size > _MESSAGE_BYTES:
                 yield parcel
                 parcel, size = [], size_in_bytes(variable)
             parcel.append(variable)
@@ -340,17 +341,17 @@ def by_type(variables: list[tf.Variable]) -> list[list[tf.Variable]]:
 
 
 def end_to_end(variables: list[tf.Variable]) -> tf.Tensor:
-    """Return the variables' numbers, as one vector."""
+    """Return the variables' numbers, one after the other in one vector."""
     return tf.concat([tf.reshape(v, [-1]) for v in variables], 0)
 
 
 def assign(variables: list[tf.Variable], flat: tf.Tensor) -> None:
-    """Give the variables these numbers, which lie end to end."""
+    """Set the variables to the numbers of a vector that ``end_to_end`` has made."""
     parts = tf.split(flat, [v.shape.num_elements() for v in variables])
     for variable, part in zip(variables, parts, strict=True):
         variable.assign(tf.reshape(part, variable.shape))
 
 
 def size_in_bytes(tensor: tf.Tensor | tf.Variable) -> int:
-    """Return the memory that its numbers take; 0 if the shape is not known."""
+    """Return the bytes that its numbers take; 0 if the shape is not known."""
     return int(tensor.shape.num_elements() or 0) * int(tensor.dtype.size)

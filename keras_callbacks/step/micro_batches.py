@@ -15,22 +15,19 @@ logger = logging.getLogger(__name__)
 
 
 class MicroBatches:
-    """What is left of a round here.
-
-    ``repeats``: a round that runs out of memory is done again, until its gathered gradient leaves.
-    """
+    """Micro-batches of this rank in a round. ``repeats``: a round that runs out of memory may be done again."""
 
     def __init__(self, balancer: Balancer, *, repeats: bool) -> None:
         self.repeats = repeats
         self.batch: tuple[Any, ...] = ()
         """The batch of the current round, part by part, if it is kept to be done again."""
         self.begun = False
-        """True: the current step's round has begun."""
+        """True if the current step's round has begun."""
         self.leaves = False
-        """True: the gathered gradient leaves for other ranks."""
+        """True if the gathered gradient is on its way to other ranks, so that the round cannot be done again."""
         self._balancer = balancer
         self._cut: Cut | None = None
-        self._most = 0  # of a micro-batch, in a round that is done again
+        self._most = 0  # samples of a micro-batch, in a round that is done again
         self._pending: list[MicroBatch] = []
         self._offset = 0
 
@@ -56,7 +53,7 @@ class MicroBatches:
                     f"a batch of {size} samples came where {planned} were cut; what follows resize_batches must "
                     "leave their number as it is"
                 )
-            # Weighted by the actual size. The others see it in the table.
+            # A user's map has changed the size. The batch is weighted by what it holds, and the table says so to all.
             self._pending = [cut.micro_batch(int(size))]
         return sum(work.samples for work in self._pending)
 
@@ -69,7 +66,7 @@ class MicroBatches:
         return begin, size
 
     def begin_again(self) -> bool:
-        """Have all of the round done again, in smaller micro-batches, as memory is short; False if none has begun."""
+        """Prepare the round to be repeated in smaller micro-batches, as memory is short; False if none has begun."""
         balancer, work = self._balancer, self._balancer.work
         if not self.begun:
             return False

@@ -16,7 +16,7 @@ from hvd_hetero.errors import HeteroError
 from hvd_hetero.policies import NonBlocking
 from keras_callbacks import LoadBalance, resize_batches, weighted_gradients
 from keras_callbacks.elastic import CommitStateCallback, KerasState, copied
-from keras_callbacks.tensorflow_wire import failures_told, told
+from keras_callbacks.tensorflow_wire import translated, translated_failures
 from tests.unit.keras_callbacks.small import keras
 
 X = np.ones((8, 2), "float32")
@@ -279,14 +279,14 @@ def failure(text):
 
 @pytest.mark.parametrize("operation", ["HorovodAllreduce_hetero0_1", "HorovodAlltoall_hetero0_0", "HorovodBroadcast"])
 def test_a_collective_that_failed_is_what_horovod_calls_it(operation):
-    with pytest.raises(HorovodInternalError, match=operation), failures_told():
+    with pytest.raises(HorovodInternalError, match=operation), translated_failures():
         raise failure(f"{{{{node {operation}}}}} Horovod has been shut down")
 
 
 def test_what_else_fails_is_an_error_of_its_own_or_left_as_it_is():
-    assert isinstance(told(failure("RuntimeError: no such file")), HeteroError)
-    assert told(failure("RuntimeError: no such file"), elastic=False) is None
-    assert told(ValueError("Horovod")) is None
+    assert isinstance(translated(failure("RuntimeError: no such file")), HeteroError)
+    assert translated(failure("RuntimeError: no such file"), elastic=False) is None
+    assert translated(ValueError("Horovod")) is None
 
 
 def broken(x):

@@ -225,7 +225,7 @@ def test_what_all_start_from_travels_in_one_message_for_each_type():
 
 
 def test_large_variables_travel_apart(monkeypatch):
-    monkeypatch.setattr("keras_callbacks.step.graph_synchroniser._PARCEL", 40)
+    monkeypatch.setattr("keras_callbacks.step.graph_synchroniser._MESSAGE_BYTES", 40)
     numbers = [tf.Variable(tf.zeros(n)) for n in (4, 5, 2, 20, 1, 1)]
     assert [[int(v.shape[0]) for v in parcel] for parcel in parcels(numbers)] == [[4, 5], [2], [20], [1, 1]]
 
