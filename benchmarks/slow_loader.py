@@ -22,7 +22,7 @@ from hvd_hetero.telemetry import read_run
 from hvd_hetero.testing import KEEP_MEMORY, launch
 from hvd_hetero.tools.simulation.compare import WARM_UP, compare_between
 from hvd_hetero.tools.simulation.description import recorded_description
-from hvd_hetero.tools.simulation.schemes import choose
+from hvd_hetero.tools.simulation.policy_choices import choose
 
 RANK = Path(__file__).with_name("_slow_loader_rank.py")
 JOBS = ((0, 1.0), (2, 1.0), (2, 3.0))
@@ -42,7 +42,7 @@ def rate(path: Path) -> float:
 def foretold(path: Path, policy: str) -> tuple[float, float, float]:
     """Return what a run foretells of a policy: samples per second, the least and the most."""
     described, _ = recorded_description(read_run(path), [choose(name, "benchmark") for name in POLICIES])
-    [found] = [outcome for outcome in compare_between(described) if outcome.scheme == policy]
+    [found] = [outcome for outcome in compare_between(described) if outcome.policy == policy]
     return found.samples_per_s, *found.between.get("samples_per_s", (found.samples_per_s,) * 2)
 
 

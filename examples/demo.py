@@ -51,7 +51,7 @@ def main() -> int:
     console = Console()
     console.print(
         f"Two ranks by horovodrun, the last one [b]{options.slow:g} times slower[/b]; "
-        f"rounds of {options.global_batch} samples under three schemes."
+        f"rounds of {options.global_batch} samples under three policies."
     )
     try:
         results, batches, slowness = run(options, console)

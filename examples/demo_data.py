@@ -25,7 +25,7 @@ LEAST_ROUNDS, TRAINING_S = 30, 60.0
 """Of each training at least, and of the three together about, where the number of rounds is not given."""
 
 # A rate three times as high still trains, but close to the edge of stability rounding decides whether a training
-# succeeds. Schemes would then end at different losses for no reason in themselves (benchmarks/demo_losses.py).
+# succeeds. Policies would then end at different losses for no reason in themselves (benchmarks/demo_losses.py).
 LEARNING_RATE, MOMENTUM = 0.01, 0.9
 LEARNT = 0.2
 """Loss that every seed stays below after ROUNDS rounds of GLOBAL_BATCH samples; chance is ln 10 = 2.30."""

@@ -38,7 +38,7 @@ from hvd_hetero.telemetry import Run, read_run
 from hvd_hetero.testing import KEEP_MEMORY, launch, quota_available
 from hvd_hetero.tools.simulation.compare import Outcome, compare_between
 from hvd_hetero.tools.simulation.description import recorded_description
-from hvd_hetero.tools.simulation.schemes import choose
+from hvd_hetero.tools.simulation.policy_choices import choose
 
 POLICIES = ("bsp", "lb-bsp", "self-adaptive", "non-blocking", "elastic-bsp")
 WITHIN, SHARE, WARM_UP = 0.10, 0.9, 0.1
@@ -115,7 +115,7 @@ def measured(run: Run) -> float:
 def told(run: Run) -> dict[str, Outcome]:
     """Return the command's prediction for each policy."""
     described, _ = recorded_description(run, [choose(policy, "policies") for policy in POLICIES])
-    return {outcome.scheme: outcome for outcome in compare_between(described)}
+    return {outcome.policy: outcome for outcome in compare_between(described)}
 
 
 def judged(outcome: Outcome, real: float) -> tuple[str, str]:

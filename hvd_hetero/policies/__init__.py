@@ -1,4 +1,4 @@
-"""The schemes, one per file. Each is a choice of what every rank does in a round."""
+"""The policies, one per file. Each is a choice of what every rank does in a round."""
 
 from typing import TYPE_CHECKING
 

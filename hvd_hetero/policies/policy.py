@@ -1,4 +1,4 @@
-"""The base of all schemes: a pure function from the agreed table to the next plan."""
+"""The base of all policies: a pure function from the agreed table to the next plan."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Policy(Kept, ABC):
     """
 
     name: ClassVar[str]
-    """The name that users and reports call the scheme by."""
+    """The name that users and reports call the policy by."""
 
     measures: ClassVar[bool] = True
     """True: plans depend on measured times. False: a rank may report none."""
@@ -69,7 +69,7 @@ class Policy(Kept, ABC):
     def accumulates(self) -> bool:
         """True if a rank may do several micro-batches in a round: an adapter that builds graphs must know beforehand.
 
-        Most schemes may. The exceptions are those whose only reason for it is a limit that is not set.
+        Most policies may. The exceptions are those whose only reason for it is a limit that is not set.
         """
         return getattr(self, "max_micro_batch", 0) is not None
 

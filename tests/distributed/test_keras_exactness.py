@@ -24,7 +24,7 @@ TOGETHER = ["lb-non-blocking", "elastic-bsp, local"]
 
 @pytest.fixture(scope="module")
 def outcomes(request, pool):
-    with pool("keras_schemes.py", 3, request.param, ["optimised graphs"] * (request.param == KERAS_3)) as ranks:
+    with pool("keras_policies.py", 3, request.param, ["optimised graphs"] * (request.param == KERAS_3)) as ranks:
         yield ranks.ask
 
 

@@ -34,7 +34,7 @@ _HELP: dict[ModuleType, str] = {
     "ends",
     report: "say where the time of a recorded run went, which rank was slow, and why: in the terminal, and as an HTML "
     "page",
-    simulate: "compute what each scheme would gain, on a cluster described in a file or on the machines of a recorded "
+    simulate: "compute what each policy would gain, on a cluster described in a file or on the machines of a recorded "
     "run",
 }
 COMMANDS = tuple(

@@ -1,4 +1,4 @@
-"""``hvd-hetero simulate``: what each scheme would gain, on a described cluster or a recorded run's machines.
+"""``hvd-hetero simulate``: what each policy would gain, on a described cluster or a recorded run's machines.
 
 It is not part of the package ``simulation``, because writing the help of all commands must not import that.
 """
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from hvd_hetero.tools.simulation.description import Description
     from hvd_hetero.tools.simulation.replay import Replay
 
-_REPLAYED = ("bsp", "lb-bsp", "self-adaptive", "non-blocking", "lb-non-blocking", "elastic-bsp")
 _LEAST_WIDTH = 140
 _COLUMNS = {
     "samples/s": ("samples_per_s", ".1f"),
@@ -119,11 +118,12 @@ def _tell_worth(args: argparse.Namespace, described: Description, recorded: Repl
 
 
 def _described(args: argparse.Namespace) -> tuple[Description, Replay | None]:
+    from hvd_hetero.policies.policy_names import NAMES_WITHOUT_ARGUMENT
     from hvd_hetero.telemetry import read_run
     from hvd_hetero.telemetry.files import named
     from hvd_hetero.tools.simulation.cluster import Cluster
     from hvd_hetero.tools.simulation.description import ROUNDS, check, read_description, recorded_description
-    from hvd_hetero.tools.simulation.schemes import choose, choose_all
+    from hvd_hetero.tools.simulation.policy_choices import choose, choose_all
     from hvd_hetero.tools.simulation.settings import checked
     from hvd_hetero.tools.simulation.what_if import changed
 
@@ -135,15 +135,15 @@ def _described(args: argparse.Namespace) -> tuple[Description, Replay | None]:
                 f"{named(args.run_file)}: {recorded.left_out}. What a micro-batch costs besides its samples, and what "
                 "a rank read of its CPU before a round, are not known from it. The samples of an epoch are estimated.\n"
             )
-        schemes = [choose(name, "--policies") for name in _REPLAYED]
+        choices = [choose(name, "--policies") for name in NAMES_WITHOUT_ARGUMENT]
         try:
-            described, machines = recorded_description(recorded, schemes)
+            described, machines = recorded_description(recorded, choices)
         except ValueError as error:
             raise ValueError(f"{named(args.run_file)}: {error}") from None
     else:
         described = read_description(args.cluster)
     if args.policies is not None:
-        described = replace(described, schemes=choose_all(args.policies, "--policies"))
+        described = replace(described, policies=choose_all(args.policies, "--policies"))
     if args.rounds is not None:
         described = replace(described, rounds=checked("--rounds", args.rounds, ROUNDS))
     if args.seed is not None:
@@ -168,11 +168,11 @@ def _progress(quiet: bool) -> Iterator[Callable[[str, float], None]]:
 
 
 def _write_table(described: Description, recorded: Replay | None, outcomes: Sequence[Outcome]) -> None:
-    """Print what was simulated, the table of all schemes, and the recommendation."""
+    """Print what was simulated, the table of all policies, and the recommendation."""
     from rich.markup import escape
     from rich.table import Column, Table
 
-    from hvd_hetero.tools.simulation.compare import told
+    from hvd_hetero.tools.simulation.compare import recommendation
 
     ranges = any(outcome.between for outcome in outcomes)
     least_width = _LEAST_WIDTH * (2 if ranges else 1)  # a cut-off figure is worse than a wrapped line
@@ -187,11 +187,11 @@ def _write_table(described: Description, recorded: Replay | None, outcomes: Sequ
         console.print(f"Fixed cost of a micro-batch in ms, rank by rank: {', '.join(ranks)}{more}.")
         console.print(f"Its rounds scatter: another run's samples/s may differ by {recorded.rate_error:.1%}.")
     columns = (Column(heading, justify="right", no_wrap=True) for heading in _COLUMNS)
-    table = Table(Column("scheme", no_wrap=True), *columns)
+    table = Table(Column("policy", no_wrap=True), *columns)
     for o in outcomes:
-        table.add_row(escape(o.scheme), *(o.shown(name, form) for name, form in _COLUMNS.values()))
+        table.add_row(escape(o.policy), *(o.shown(name, form) for name, form in _COLUMNS.values()))
     console.print(table)
-    console.print(told(outcomes), markup=False)
+    console.print(recommendation(outcomes), markup=False)
     if any(outcome.between.keys() - {"samples_per_s"} for outcome in outcomes):
         console.print(
             "This run leaves the fixed cost of a micro-batch open. Ranges lie between the least and the "
@@ -202,7 +202,7 @@ def _write_table(described: Description, recorded: Replay | None, outcomes: Sequ
 
 def _write_json(described: Description, recorded: Replay | None, outcomes: Sequence[Outcome]) -> None:
     """Print the same figures as JSON."""
-    from hvd_hetero.tools.simulation.compare import told
+    from hvd_hetero.tools.simulation.compare import recommendation
 
     document = {
         "workers": len(described.cluster.workers),
@@ -216,7 +216,7 @@ def _write_json(described: Description, recorded: Replay | None, outcomes: Seque
             "fixed_s": [[least, most] for least, _, most in recorded.fixed_s],
             "rate_error": recorded.rate_error,
         },
-        "recommended": told(outcomes),
-        "schemes": [outcome.plain() for outcome in outcomes],
+        "recommended": recommendation(outcomes),
+        "policies": [outcome.plain() for outcome in outcomes],
     }
     sys.stdout.write(json.dumps(document, indent=1) + "\n")

@@ -19,7 +19,7 @@ import numpy as np
 from hvd_hetero.telemetry.run import Run
 from hvd_hetero.tools.simulation.compare import WARM_UP, compare_between
 from hvd_hetero.tools.simulation.description import check, recorded_description
-from hvd_hetero.tools.simulation.schemes import choose
+from hvd_hetero.tools.simulation.policy_choices import choose
 from hvd_hetero.tools.simulation.worth import Worth, worth_of_run
 
 MOST_WORK = 100_000
@@ -31,7 +31,7 @@ _NAMES = {"bsp": "equal batches", "lb-bsp": "lb-bsp", "best-split": "best split"
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """A scheme on the machines of the run."""
+    """A policy on the machines of the run."""
 
     name: str
     samples_per_s: float
@@ -69,15 +69,15 @@ def alternatives(run: Run) -> Alternatives:
     timed = (run.samples > 0) & (run.compute_s > 0)
     recent[len(timed) - 1 - timed[::-1].argmax(axis=0)] = True
     part = run.take(recent)
-    schemes = [] if run.policy == "lb-bsp" else [choose("lb-bsp", "report")]
-    described, machines = recorded_description(part, [choose("bsp", "report"), *schemes])
+    balanced = [] if run.policy == "lb-bsp" else [choose("lb-bsp", "report")]
+    described, machines = recorded_description(part, [choose("bsp", "report"), *balanced])
     described = replace(described, dataset=None)  # whole rounds, as those that were kept
     check(described, "the run")
     found = compare_between(described)
     samples, elapsed_s = (column[list(machines.kept)] for column in (part.samples.sum(axis=1), part.elapsed_s))
     counts = np.cumsum(samples) >= WARM_UP * samples.sum()
     measured = float(samples[counts].sum() / elapsed_s[counts].sum())
-    rates = {outcome.scheme: outcome.samples_per_s for outcome in found}
-    ends = {outcome.scheme: outcome.between.get("samples_per_s", (rates[outcome.scheme],) * 2) for outcome in found}
+    rates = {outcome.policy: outcome.samples_per_s for outcome in found}
+    ends = {outcome.policy: outcome.between.get("samples_per_s", (rates[outcome.policy],) * 2) for outcome in found}
     each = [Alternative(name, rates[of], *ends[of]) for of, name in _NAMES.items() if of in rates]
     return Alternatives(measured, machines.rounds, tuple(each), worth_of_run(machines))

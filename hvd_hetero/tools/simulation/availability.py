@@ -6,7 +6,7 @@ Worker i has the share a_i(t) > 0 at time t, piecewise constant. Work of w secon
     ∫_t^τ a_i(u) du = w        i.e.        τ = A_i^{-1}(A_i(t) + w),    A_i(t) = ∫_0^t a_i
 
 so if a share changes in the middle of a batch, only the rest of that batch is slower. A depends on simulated time only:
-every scheme finds the same machine at the same moment. The same holds for the bandwidth of a link.
+every policy finds the same machine at the same moment. The same holds for the bandwidth of a link.
 
 Shapes: n workers, L pieces of the longest process. Cost: O(n log L).
 """

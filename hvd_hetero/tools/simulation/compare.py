@@ -1,13 +1,9 @@
-r"""Several schemes on one cluster, each until it has trained on the same number of samples, and which one to take.
+r"""Several policies on one cluster, each until it has trained on the same number of samples, and which one to take.
 
-Scheme j gains r_j times BSP's samples per second, give or take e_j: uncertainty from the fit of a recorded run, and two
-standard errors of the ups and downs that the simulation met. The scheme with the largest r_j - e_j is recommended. Then
-no other is better by more than its error:
+Policy j makes r_j times BSP's samples per second, with an error of e_j. Recommended is the largest r_j - e_j, because
+then no other policy is better by more than its error:
 
     r_i - e_i <= r_j - e_j <= r_j          for all i
-
-Samples per second say nothing about updates, so the text mentions much longer ones. Schemes that exist only in
-simulation, and the best possible split, are not recommended.
 """
 
 from __future__ import annotations
@@ -27,15 +23,15 @@ from hvd_hetero.rounds import RoundPlan, RoundTable
 from hvd_hetero.tools.simulation.best import BestSplit
 from hvd_hetero.tools.simulation.description import Description
 from hvd_hetero.tools.simulation.engine import Options, RoundSimulation, Simulated, mixing_on
-from hvd_hetero.tools.simulation.schemes import SchemeChoice
+from hvd_hetero.tools.simulation.policy_choices import SchemeChoice
 from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
 from hvd_hetero.topology.mixing import ALLREDUCE
 
-_BLOCKS = 10  # of two rounds at least, for the standard error of a ratio; arbitrary
-WARM_UP = 0.1  # of the samples: predictors and allocations settle in them; arbitrary; rates leave them out
-_ALIKE = 0.05  # a figure that is off by less is shown as one; a replay is no more exact anyway
-_VISIBLE = 0.01  # figures are shown with two digits
-_LONGER = 1.2  # times BSP's updates; longer ones are mentioned (arbitrary)
+_BLOCKS_OF_ROUNDS = 10  # for the standard error of a ratio; arbitrary
+WARM_UP = 0.1  # of the samples, in which predictors and allocations converge; rates leave them out (arbitrary)
+_RANGE_FROM = 0.05  # of a figure: a replay is no more exact, so a narrower range is shown as one figure
+_SHOWN_DIGIT = 0.01  # figures are shown with two digits
+_MENTION_UPDATES_FROM = 1.2  # times the duration of BSP's updates (arbitrary)
 _SHARES = ("waiting_share", "transfer_share")
 _FIGURES = ("samples_per_s", "times_bsp", "of_best", "round_s", *_SHARES)
 
@@ -44,7 +40,7 @@ _FIGURES = ("samples_per_s", "times_bsp", "of_best", "round_s", *_SHARES)
 class Outcome:
     """One line of the table. Rates and shares are without the first tenth of the samples."""
 
-    scheme: str
+    policy: str
     samples_per_s: float
     waiting_share: float
     transfer_share: float
@@ -54,7 +50,7 @@ class Outcome:
     error: float = math.nan
     """By how much ``times_bsp`` may be off: uncertainty of a recorded run, and two standard errors."""
     usable: bool = True
-    """True if production has this scheme."""
+    """True if production has this policy."""
     between: dict[str, tuple[float, float]] = field(default_factory=dict)
     """Least and most of each figure that a recorded run leaves open."""
 
@@ -73,39 +69,35 @@ class Outcome:
 def compare(
     described: Description, progress: Callable[[str, float], None] = lambda label, share: None
 ) -> list[Outcome]:
-    """Simulate every chosen scheme, after BSP and the best split, which the ratios need."""
-    labels = {scheme.label for scheme in described.schemes}
+    """Simulate every chosen policy, after BSP and the best split, which the ratios need."""
+    labels = {choice.label for choice in described.policies}
     references = [SchemeChoice("bsp", BSP), SchemeChoice("best-split", BestSplit, usable=False)]
-    schemes = [*(reference for reference in references if reference.label not in labels), *described.schemes]
-    results = {scheme.label: run_scheme(described, scheme, progress) for scheme in schemes}
+    choices = [*(reference for reference in references if reference.label not in labels), *described.policies]
+    results = {choice.label: run_policy(described, choice, progress) for choice in choices}
     bsp = results["bsp"]
     rates = {label: result.rate(settled(result)) for label, result in results.items()}
 
-    def outcome(scheme: SchemeChoice, result: Simulated) -> Outcome:
-        skip, rate = settled(result), rates[scheme.label]
+    def outcome(choice: SchemeChoice, result: Simulated) -> Outcome:
+        skip, rate = settled(result), rates[choice.label]
         return Outcome(
-            scheme.label,
+            choice.label,
             rate,
             result.waiting_share(skip),
             result.transfer_share(skip),
             result.round_s(skip),
             times_bsp=rate / rates["bsp"],
             of_best=rate / rates["best-split"],
-            error=_scatter(result, bsp),
-            usable=scheme.usable,
+            error=_two_standard_errors(result, bsp),
+            usable=choice.usable,
         )
 
-    return [outcome(scheme, results[scheme.label]) for scheme in schemes]
+    return [outcome(choice, results[choice.label]) for choice in choices]
 
 
 def compare_between(
     described: Description, progress: Callable[[str, float], None] = lambda label, share: None
 ) -> list[Outcome]:
-    """Compare on the described cluster, and on those between which it lies.
-
-    A figure that differs between these by more than a twentieth has a range. The range of samples per second is wider
-    by ``rate_error`` at either end. It moves all schemes alike, so ratios and shares leave it out.
-    """
+    """Compare on the described cluster, and on those between which it lies; figures that differ get a range."""
     others = [replace(described, cluster=replace(c, seed=described.cluster.seed)) for c in described.between]
     each = [described, *(other for other in others if other.cluster != described.cluster)]
     found = zip(*(compare(one, progress) for one in each), strict=True)
@@ -117,9 +109,10 @@ def _ranged(outcomes: Sequence[Outcome], rate_error: float) -> Outcome:
     between, ratios = {}, [outcome.times_bsp for outcome in outcomes]
     for name in _FIGURES:
         figures = [getattr(outcome, name) for outcome in outcomes]
+        # The luck of another run moves all policies alike, so ratios and shares leave it out.
         luck = 1.0 + rate_error if name == "samples_per_s" else 1.0
         least, most = min(figures) / luck, max(figures) * luck
-        if most - least > _ALIKE * (1.0 if name in _SHARES else min(figures)):
+        if most - least > _RANGE_FROM * (1.0 if name in _SHARES else min(figures)):
             between[name] = least, most
     return replace(outcomes[0], between=between, error=outcomes[0].error + max(abs(r - ratios[0]) for r in ratios))
 
@@ -140,13 +133,13 @@ class RecordedBatches(Goodput):
         return plan if total == plan.total else policy.resized(plan, total).within(table.column("limit"))
 
 
-def run_scheme(described: Description, scheme: SchemeChoice, progress: Callable[[str, float], None]) -> Simulated:
-    """Train by one scheme on all described samples."""
+def run_policy(described: Description, choice: SchemeChoice, progress: Callable[[str, float], None]) -> Simulated:
+    """Train by one policy on all described samples."""
     cluster, seed = described.cluster, described.cluster.seed
     wanted = described.rounds * described.global_batch
     data = WholeRounds(described.dataset, shuffle=True, seed=seed) if described.dataset else None
-    policy = scheme.make()
-    mixing = mixing_on(cluster, policy, scheme.sync)
+    policy = choice.make()
+    mixing = mixing_on(cluster, policy, choice.sync)
     options = Options(lead=described.lead, signal_s=described.signal_s, sync=mixing or ALLREDUCE)
     follows = described.totals and policy.shares_alone and policy.keeps_total
     batch = RecordedBatches(described.totals) if follows else described.global_batch
@@ -155,7 +148,7 @@ def run_scheme(described: Description, scheme: SchemeChoice, progress: Callable[
     while done < wanted:
         finished = rounds.step()
         done += int(finished.table.total)
-        progress(scheme.label, done / wanted)
+        progress(choice.label, done / wanted)
     return rounds.result
 
 
@@ -165,9 +158,9 @@ def settled(result: Simulated) -> int:
     return int(np.searchsorted(samples, WARM_UP * samples[-1]))
 
 
-def _scatter(result: Simulated, bsp: Simulated) -> float:
+def _two_standard_errors(result: Simulated, bsp: Simulated) -> float:
     """Return two standard errors of the ratio of rates, from blocks of equally many samples."""
-    blocks = min(_BLOCKS, min(len(result.samples), len(bsp.samples)) // 2)
+    blocks = min(_BLOCKS_OF_ROUNDS, min(len(result.samples), len(bsp.samples)) // 2)  # of two rounds at least
     if blocks < 2:
         return math.inf
     total = min(sum(result.samples), sum(bsp.samples))
@@ -181,23 +174,25 @@ def _scatter(result: Simulated, bsp: Simulated) -> float:
 
 
 def recommended(outcomes: Sequence[Outcome]) -> Outcome:
-    """Return the scheme that is best even if it is worse than it seems by its error; BSP counts, and gains 1."""
+    """Return the policy that is best even if it is worse than it seems by its error; BSP counts, and gains 1."""
+    # The best possible split is left out: it sees the future, so no training can choose it.
     usable = [outcome for outcome in outcomes if outcome.usable and math.isfinite(outcome.times_bsp)]
     return max(usable, key=lambda outcome: outcome.times_bsp - _error(outcome))
 
 
-def told(outcomes: Sequence[Outcome]) -> str:
+def recommendation(outcomes: Sequence[Outcome]) -> str:
     """Return the recommendation as a sentence, with what might be better still."""
-    best, bsp = recommended(outcomes), next(o for o in outcomes if o.scheme == "bsp")
-    gain = "" if best.scheme == "bsp" else f"{best.times_bsp:.2f} of bsp, ± {_error(best):.2f}; "
-    text = f"{best.scheme}: {gain}nothing else is better by more than its error"
-    if best.round_s > _LONGER * bsp.round_s:
+    best, bsp = recommended(outcomes), next(o for o in outcomes if o.policy == "bsp")
+    gain = "" if best.policy == "bsp" else f"{best.times_bsp:.2f} of bsp, ± {_error(best):.2f}; "
+    text = f"{best.policy}: {gain}nothing else is better by more than its error"
+    # Samples per second say nothing of the number of updates, which a training needs as well.
+    if best.round_s > _MENTION_UPDATES_FROM * bsp.round_s:
         text += f". Its updates take {best.round_s / bsp.round_s:.1f} times as long as those of bsp, so there are fewer"
-    above = best.times_bsp + _error(best) + _VISIBLE
-    if perhaps := [o for o in outcomes if o.usable and o.scheme != best.scheme and o.times_bsp + _error(o) > above]:
+    above = best.times_bsp + _error(best) + _SHOWN_DIGIT
+    if perhaps := [o for o in outcomes if o.usable and o.policy != best.policy and o.times_bsp + _error(o) > above]:
         other = max(perhaps, key=lambda outcome: outcome.times_bsp + _error(outcome))
         least = max(other.times_bsp - _error(other), 0.0)
-        text += f". {other.scheme} lies between {least:.2f} and {other.times_bsp + _error(other):.2f}"
+        text += f". {other.policy} lies between {least:.2f} and {other.times_bsp + _error(other):.2f}"
     return text + "."
 
 

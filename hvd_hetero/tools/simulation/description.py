@@ -14,12 +14,12 @@ from hvd_hetero.telemetry.files import named, read_text
 from hvd_hetero.tools.simulation.cluster import Cluster
 from hvd_hetero.tools.simulation.described_machines import MILLISECONDS, read_network, read_workers
 from hvd_hetero.tools.simulation.engine import mixing_on
+from hvd_hetero.tools.simulation.policy_choices import SchemeChoice, choose
 from hvd_hetero.tools.simulation.replay import Replay, replay
-from hvd_hetero.tools.simulation.schemes import SchemeChoice, choose
 from hvd_hetero.tools.simulation.settings import MOST_ROUNDS, MOST_SAMPLES, Setting, checked, read, shown
 
 ROUNDS = Setting(int, 300, 1, MOST_ROUNDS, "the rounds to train on")
-_EPOCHS = 10  # if a recording holds no end of an epoch: some schemes re-allocate once an epoch
+_EPOCHS = 10  # if a recording holds no end of an epoch: some policies re-allocate once an epoch
 _LONGEST = 2**18  # bytes of a description; the table of a worker takes a hundred
 _TOP = {
     "training": Setting(dict),
@@ -44,8 +44,8 @@ class Description:
     cluster: Cluster
     global_batch: int
     rounds: int
-    """Rounds of ``global_batch`` samples that each scheme trains on."""
-    schemes: tuple[SchemeChoice, ...]
+    """Rounds of ``global_batch`` samples that each policy trains on."""
+    policies: tuple[SchemeChoice, ...]
     lead: int = 0
     signal_s: float = 0.0
     dataset: int | None = None
@@ -55,7 +55,7 @@ class Description:
     totals: tuple[int, ...] = ()
     """Samples of each round of a recorded run whose global batch has adapted; empty: all of ``global_batch``."""
     rate_error: float = 0.0
-    """The share by which luck may move every scheme's samples per second."""
+    """The share by which luck may move every policy's samples per second."""
 
 
 def read_description(path: str | Path) -> Description:
@@ -74,9 +74,9 @@ def read_description(path: str | Path) -> Description:
         top["seed"],
         top["measurement_noise"],
     )
-    schemes = tuple(choose(entry, where) for entry in top["policies"])
+    choices = tuple(choose(entry, where) for entry in top["policies"])
     signal_s = training.pop("signal_ms") / 1e3
-    described = Description(cluster, schemes=schemes, signal_s=signal_s, **training)
+    described = Description(cluster, policies=choices, signal_s=signal_s, **training)
     check(described, where)
     return described
 
@@ -87,27 +87,27 @@ def check(described: Description, where: str) -> None:
     of = f"the samples of a round, one at least for each of {workers} workers"
     samples = Setting(int, least=workers, most=MAX_ROUND_SAMPLES, of=of)
     checked(f"{where}.training: global_batch", described.global_batch, samples)
-    if not described.schemes:
-        raise ValueError(f'{where}.policies must name at least one scheme; write policies = ["bsp", "lb-bsp"]')
-    labels = [scheme.label for scheme in described.schemes]
+    if not described.policies:
+        raise ValueError(f'{where}.policies must name at least one policy; write policies = ["bsp", "lb-bsp"]')
+    labels = [choice.label for choice in described.policies]
     if twice := [label for label in labels if labels.count(label) > 1]:
         raise ValueError(f"{where}.policies: {shown(twice[0])} stands there twice; leave one out, or give it a label")
-    for scheme in described.schemes:
-        policy = scheme.make()
+    for choice in described.policies:
+        policy = choice.make()
         try:
             policy.first(workers, described.global_batch)
-            mixing_on(described.cluster, policy, scheme.sync)
+            mixing_on(described.cluster, policy, choice.sync)
         except (TypeError, ValueError, OverflowError) as error:
-            raise ValueError(f"{where}.policies, {scheme.label}: {error}") from None
+            raise ValueError(f"{where}.policies, {choice.label}: {error}") from None
         if described.dataset is None and isinstance(policy, SelfAdaptive) and policy.every is None:
             raise ValueError(
-                f"{where}.policies, {scheme.label}: it re-allocates after every epoch, and the data have no end; add "
+                f"{where}.policies, {choice.label}: it re-allocates after every epoch, and the data have no end; add "
                 "dataset = … (samples of an epoch) to [training], or give the policy every = … (rounds)"
             )
 
 
-def recorded_description(run: Run, schemes: Sequence[SchemeChoice]) -> tuple[Description, Replay]:
-    """Return the machines and the training of a run, with these schemes to compare."""
+def recorded_description(run: Run, choices: Sequence[SchemeChoice]) -> tuple[Description, Replay]:
+    """Return the machines and the training of a run, with these policies to compare."""
     machines = replay(run)
     totals = machines.totals
     batch = round(sum(totals) / len(totals))
@@ -116,7 +116,7 @@ def recorded_description(run: Run, schemes: Sequence[SchemeChoice]) -> tuple[Des
         machines.cluster,
         batch,
         max(round(int(machines.run.samples[list(machines.kept)].sum()) / batch), 1),
-        tuple(schemes),
+        tuple(choices),
         dataset=min(dataset, MOST_SAMPLES),
         between=machines.extremes,
         totals=totals if len(set(totals)) > 1 else (),

@@ -1,4 +1,4 @@
-r"""The communication model: α + M/β, put together as each scheme does.
+r"""The communication model: α + M/β, put together as each policy does.
 
 A message of M bytes over a link of β bytes per second and latency α takes α + M/β. Every worker i has its own link,
 β_i(t) = (its bandwidth) x (its share at t). Hence
@@ -9,7 +9,7 @@ A message of M bytes over a link of β bytes per second and latency α takes α 
                  c (α + M / min β) + 2(n-1) α
     server       worker i pulls before its batch and pushes after it, α + M/β_i each; pushes go through the server's own
                  link first come, first served, M/β_0 each:  f_j = max(f_{j-1}, a_j) + M/β_0  for the j-th arrival a_j
-    recorded     after the last worker is ready, so long as a recorded run took in that round, whatever the scheme
+    recorded     after the last worker is ready, so long as a recorded run took in that round, whatever the policy
 
 Left out: overlap of communication with the backward pass (so M counts what is not overlapped), congestion between
 links, bandwidth that changes during a round (a push goes at the bandwidth of its pull), packet loss.

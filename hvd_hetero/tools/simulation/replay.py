@@ -1,4 +1,4 @@
-r"""A recorded run as a cluster: how another scheme would have done on these machines.
+r"""A recorded run as a cluster: how another policy would have done on these machines.
 
 From the telemetry, for round k and rank i: x_ik samples in κ_ik micro-batches, and t_ik seconds of work: computing, and
 waiting for its own data, which moves with the samples; not the update. A micro-batch costs as much as β_i samples
@@ -7,14 +7,14 @@ v_ik = (x_ik + β_i κ_ik) / t_ik is kept as it was, whatever the batch:
 
     Γ_i(x) = (x + β_i) / v_i,  v_i = median_k v_ik;      f_i(k) = v_i / v_ik;      transfer_k = elapsed_k - max_i t_ik
 
-so a simulated round takes max_i f_i(k) (x_i + β_i κ_i) / v_i + transfer_k, and the recorded scheme, with its
+so a simulated round takes max_i f_i(k) (x_i + β_i κ_i) / v_i + transfer_k, and the recorded policy, with its
 recorded plans, takes exactly as long as it took, whatever β. A rank without a figure in a round keeps the figure of its
 round before; one that rests in all of these rounds keeps the latest of the run. ``extremes`` are the same machines with
 the least and with the most β of all ranks: their difference is what the run leaves open. Where samples cost unequally
 much, x_ik is the recorded work: samples, each as many as it costs of a mean one.
 
 What is assumed: time is a line in the samples of a micro-batch; what was slow at round k would have been slow at round
-k of the other scheme too; and the rest of the round, transfer_k, does not depend on the scheme. The first rounds
+k of the other policy too; and the rest of the round, transfer_k, does not depend on the policy. The first rounds
 (start-up) are left out, and so are short last rounds of epochs, except for β, about which they show most.
 
 **Pairs of rounds that show β** follow each other in one epoch. Both are whole: if the first rank ends a round, the

@@ -12,7 +12,7 @@ from typing import Any
 
 # Bounds of described figures: far above any real job, so that no sum of times loses the small ones.
 MOST_WORKERS = 10_000  # a mixture of predictors takes tens of kilobytes for each
-MOST_ROUNDS = 10**6  # of one scheme, at 30 to 130 microseconds a worker (``benchmarks/papers/scale.py``)
+MOST_ROUNDS = 10**6  # of one policy, at 30 to 130 microseconds a worker (``benchmarks/papers/scale.py``)
 MOST_SAMPLES = 5 * 10**7  # of an epoch, whose order is held as eight bytes each
 LONGEST_S = 1e6  # twelve days, for any event within a round
 MOST_SPEED = 1e12  # samples per second; its inverse is the slowest

@@ -9,8 +9,8 @@ The k-th batch of worker i takes f_i(k) times as long. Families:
     recorded      f given, one after the other, then from the start again
 
 **Common random numbers.** Every worker has a separate stream for every variation, PCG64 seeded by (seed, worker,
-number of the variation), and f_i(k) depends on nothing else. So all schemes meet the same k-th batch on worker i, a
-difference between two schemes is theirs and not chance, and a scheme or a worker more changes no other's draws.
+number of the variation), and f_i(k) depends on nothing else. So all policies meet the same k-th batch on worker i, a
+difference between two policies is theirs and not chance, and a policy or a worker more changes no other's draws.
 
 "Batch" is a worker's work between two synchronisations (``per="round"``), as in the papers' analysis, or each of its
 micro-batches (``per="batch"``), which then vary independently.

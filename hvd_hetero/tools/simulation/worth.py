@@ -41,11 +41,11 @@ from hvd_hetero.policies import LBBSP
 from hvd_hetero.policies.affine_shares import AffineCosts
 from hvd_hetero.policies.policy import equal_plan
 from hvd_hetero.tools.simulation.cluster import Cluster, Machines
-from hvd_hetero.tools.simulation.compare import run_scheme, settled
+from hvd_hetero.tools.simulation.compare import run_policy, settled
 from hvd_hetero.tools.simulation.compute import Devices
 from hvd_hetero.tools.simulation.description import Description
+from hvd_hetero.tools.simulation.policy_choices import choose
 from hvd_hetero.tools.simulation.replay import Replay, rate_error
-from hvd_hetero.tools.simulation.schemes import choose
 from hvd_hetero.tools.simulation.settings import shown
 
 Floats = NDArray[np.float64]
@@ -136,13 +136,13 @@ def worth_of_cluster(
     described: Description, progress: Callable[[str, float], None] = lambda label, share: None
 ) -> Worth:
     """Return what the workers of a described cluster are worth under LB-BSP."""
-    scheme, workers = choose("lb-bsp", "--worth"), described.cluster.workers
+    choice, workers = choose("lb-bsp", "--worth"), described.cluster.workers
 
     def rates(stay: tuple[int, ...]) -> Floats:
         cluster = replace(described.cluster, workers=tuple(workers[i] for i in stay))
         left = [str(i) for i in range(len(workers)) if i not in stay]
         label = f"without {left[0]}" if len(left) == 1 else "all" if not left else f"{stay[0]} alone"
-        result = run_scheme(replace(described, cluster=cluster, between=()), replace(scheme, label=label), progress)
+        result = run_policy(replace(described, cluster=cluster, between=()), replace(choice, label=label), progress)
         begin = settled(result)
         luck = 1.0 + rate_error(np.array(result.elapsed_s[begin:]), np.array(result.samples[begin:], dtype=np.float64))
         return np.array([[1.0 / luck, 1.0, luck]]) * result.rate(begin)

@@ -1,4 +1,4 @@
-"""The part of ``keras_schemes.py`` about exact gradients: several policies, compared with a single-process run.
+"""The part of ``keras_policies.py`` about exact gradients: several policies, compared with a single-process run.
 
 The first feature of a sample is its index, which the model ignores, so what was visited is written down by the model
 itself, in training. (The train step is Keras's own, so that the loss is weighted where it can be.) The oracle shares no

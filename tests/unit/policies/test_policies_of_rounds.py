@@ -1,4 +1,4 @@
-"""Self-adaptive allocation, non-blocking rounds and supersteps: what each scheme plans, on ranks of known speed."""
+"""Self-adaptive allocation, non-blocking rounds and supersteps: what each policy plans, on ranks of known speed."""
 
 from __future__ import annotations
 

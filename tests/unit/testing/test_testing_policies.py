@@ -1,4 +1,4 @@
-"""The conformance suite holds for all schemes, and finds policies that break its rules."""
+"""The conformance suite holds for all policies, and finds policies that break its rules."""
 
 import itertools
 

@@ -36,13 +36,13 @@ def described(tmp_path):
 
 @pytest.fixture
 def asked(capsys):
-    """Ask the command, and return its JSON; schemes are by their names."""
+    """Ask the command, and return its JSON; policies are by their names."""
 
     def ask(*arguments):
         assert main(["simulate", *map(str, arguments), "--json"]) == 0
         document = json.loads(capsys.readouterr().out)
-        if "schemes" in document:
-            document["schemes"] = {row["scheme"]: row for row in document["schemes"]}
+        if "policies" in document:
+            document["policies"] = {row["policy"]: row for row in document["policies"]}
         return document
 
     return ask

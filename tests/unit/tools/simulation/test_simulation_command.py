@@ -18,9 +18,9 @@ from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
 EXAMPLE = Path(__file__).parents[4] / "examples" / "cluster.toml"
 
 
-def test_json_has_every_scheme_and_the_ratios(described, asked):
+def test_json_has_every_policy_and_the_ratios(described, asked):
     """Speeds 100, 100, 400: BSP 300, the best split and ElasticBSP 600."""
-    rows = asked(described())["schemes"]
+    rows = asked(described())["policies"]
     assert set(rows) == {"best-split", "bsp", "lb-bsp", "elastic-bsp"}
     assert rows["bsp"]["samples_per_s"] == pytest.approx(300.0)
     assert rows["lb-bsp"]["times_bsp"] == pytest.approx(2.0, rel=0.02)
@@ -87,7 +87,7 @@ def test_a_run_of_every_fourth_round_is_replayed_and_what_it_does_not_tell_is_sa
     assert "1 round of 4 is recorded. What a micro-batch costs" in capsys.readouterr().err
 
 
-def test_a_recorded_run_replayed_under_its_own_scheme_takes_as_long(tmp_path):
+def test_a_recorded_run_replayed_under_its_own_policy_takes_as_long(tmp_path):
     """BSP, whose plans are the recorded ones: to the digits of the telemetry."""
     record(tmp_path / "run.jsonl", BSP(), MACHINES)
     machines = replay(read_run(tmp_path / "run.jsonl"))
@@ -100,7 +100,7 @@ def test_the_command_replays_a_run(tmp_path, asked):
     record(tmp_path / "run.jsonl", BSP(), MACHINES)
     document = asked("--from", tmp_path / "run.jsonl", "--policies", "lb-bsp")
     assert document["recorded"]["policy"] == "bsp"
-    rows = document["schemes"]
+    rows = document["policies"]
     recorded, (least, most) = document["recorded"], rows["bsp"]["between"]["samples_per_s"]
     assert (least * most) ** 0.5 == pytest.approx(recorded["samples_per_s"], rel=0.02)
     assert (most / least) ** 0.5 == pytest.approx(1 + recorded["rate_error"], rel=0.01)

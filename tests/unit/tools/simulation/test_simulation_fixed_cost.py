@@ -107,10 +107,10 @@ def test_a_run_of_one_size_yields_ranges_and_no_figure(tmp_path, capsys, asked):
     true, path = machines((2, 2, 4), 10.0), tmp_path / "run.jsonl"
     bsp = rate(true, BSP(), path, dataset=BATCH * 8)
     ratio = rate(true, NonBlocking(), dataset=BATCH * 8) / bsp
-    schemes = asked("--from", path, "--policies", "non-blocking")["schemes"]
-    assert set(schemes["bsp"]["between"]) <= {"of_best"}
-    assert schemes["bsp"]["samples_per_s"] == pytest.approx(bsp, rel=0.01)
-    row = schemes["non-blocking"]
+    policies = asked("--from", path, "--policies", "non-blocking")["policies"]
+    assert set(policies["bsp"]["between"]) <= {"of_best"}
+    assert policies["bsp"]["samples_per_s"] == pytest.approx(bsp, rel=0.01)
+    row = policies["non-blocking"]
     assert row["times_bsp"] is row["samples_per_s"] is None
     least, most = row["between"]["times_bsp"]
     assert least < ratio < most
@@ -125,7 +125,7 @@ def test_a_run_with_short_rounds_yields_figures(tmp_path, capsys, asked):
     """Self-adaptive loses where micro-batches cost much, and the command says so from BSP's telemetry."""
     true, path = machines((2, 2, 4), 10.0, sigma=0.005), tmp_path / "run.jsonl"
     bsp = rate(true, BSP(), path)
-    row = asked("--from", path, "--policies", "self-adaptive")["schemes"]["self-adaptive"]
+    row = asked("--from", path, "--policies", "self-adaptive")["policies"]["self-adaptive"]
     assert row["between"] == {}
     assert row["times_bsp"] == pytest.approx(rate(true, SelfAdaptive()) / bsp, rel=0.05)
     assert row["times_bsp"] < 1
@@ -271,7 +271,7 @@ def test_a_slow_loader_costs_by_the_sample(source, other, tmp_path, asked):
     waiting_rate(true, source(), path, slow_loader)
     real = waiting_rate(true, other())
     names = {BSP: ("bsp", "equal batches"), LBBSP: ("lb-bsp", "lb-bsp")}
-    rows = asked("--from", path, "--policies", "bsp,lb-bsp")["schemes"]
+    rows = asked("--from", path, "--policies", "bsp,lb-bsp")["policies"]
     assert rows[names[other][0]]["samples_per_s"] == pytest.approx(real, rel=0.03)
     assert alternatives(read_run(path)).of(names[other][1]).samples_per_s == pytest.approx(real, rel=0.03)
 
@@ -283,7 +283,7 @@ def test_a_wait_may_come_once_or_with_each_micro_batch(tmp_path, asked):
     for least, _, most in replay(read_run(path)).fixed_s:
         assert least <= 0.0005
         assert most >= 0.003
-    row = asked("--from", path, "--policies", "self-adaptive")["schemes"]["self-adaptive"]
+    row = asked("--from", path, "--policies", "self-adaptive")["policies"]["self-adaptive"]
     least, most = row["between"]["samples_per_s"]
     assert least < waiting_rate(steady((1, 2), 3.0), SelfAdaptive()) < most
 
@@ -308,14 +308,14 @@ def test_another_run_is_within_the_error_in_nineteen_of_twenty(rounds, slow_minu
 
 
 def test_a_run_whose_rounds_scatter_tells_a_range_of_its_rate_and_a_figure_of_ratios(tmp_path, asked):
-    """Luck moves all schemes alike, so it belongs to samples per second alone."""
+    """Luck moves all policies alike, so it belongs to samples per second alone."""
     run = tmp_path / "run.jsonl"
     rate(machines((2, 2, 4), 10.0, 0.15, seed=3), BSP(), run)
     told = replay(read_run(run)).rate_error
     assert 0.03 < told < 0.3
     from_run = asked("--from", run, "--policies", "lb-bsp")
     assert from_run["recorded"]["rate_error"] == told
-    bsp = from_run["schemes"]["bsp"]
+    bsp = from_run["policies"]["bsp"]
     assert "times_bsp" not in bsp["between"]
     least, most = bsp["between"]["samples_per_s"]
     assert 1 + told - 1e-9 <= math.sqrt(most / least) < 1 + told + 0.03  # the short rounds depend on the fixed cost

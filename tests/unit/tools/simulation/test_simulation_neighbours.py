@@ -77,7 +77,7 @@ samples_per_s = 300
 
 def test_both_are_asked_for_by_name(described, asked):
     """60 samples at 100/s; messages of 0.1 s and 10 ms: two exchanges, or one in the mean, against 6 quarter ones."""
-    rows = asked(described(text=DESCRIPTION))["schemes"]
+    rows = asked(described(text=DESCRIPTION))["policies"]
     assert set(rows) == {"bsp", "best-split", "d-psgd", "matcha", "lb-bsp d-psgd ema"}
     assert rows["bsp"]["round_s"] == pytest.approx(0.6 + 6 * (0.01 + 0.025))
     assert rows["d-psgd"]["round_s"] == pytest.approx(0.6 + 2 * 0.11 + 0.06)

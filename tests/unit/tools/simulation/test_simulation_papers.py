@@ -17,7 +17,7 @@ def missed(verdicts):
     return lines
 
 
-def test_the_papers_scheme_with_a_server_makes_room_for_a_slow_link():
+def test_the_papers_policy_with_a_server_makes_room_for_a_slow_link():
     """Three equal devices, one link that costs the time of 60 samples each way: it gets 120 samples fewer."""
     profile = Compute(0.01, 0.1, 10, 400)
     workers = (Worker(profile), Worker(profile), Worker(profile, bandwidth=1.0 / 0.6))

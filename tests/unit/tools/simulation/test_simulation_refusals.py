@@ -40,7 +40,7 @@ DESCRIPTIONS = [
     (LAST, "7", "policies must hold names"),
 ]
 OPTIONS = [
-    ("--policies ''", "--policies must name at least one scheme"),
+    ("--policies ''", "--policies must name at least one policy"),
     ("--policies '[{ name = \"matcha\", budgt = 0.5 }]'", "no setting 'budgt'"),
     ("--rounds 0", "--rounds must be at least 1"),
     ("--seed -1", "--seed must be at least 0"),

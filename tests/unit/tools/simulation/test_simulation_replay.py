@@ -16,8 +16,8 @@ from hvd_hetero.telemetry import read_run
 from hvd_hetero.tools.simulation import Availability, Cluster, Compute, Drivers, Worker
 from hvd_hetero.tools.simulation.compare import compare
 from hvd_hetero.tools.simulation.description import recorded_description
+from hvd_hetero.tools.simulation.policy_choices import choose
 from hvd_hetero.tools.simulation.replay import WARM_UP_ROUNDS, replay
-from hvd_hetero.tools.simulation.schemes import choose
 
 # Every few rounds one of them loses most of its processor; memory moves as well, and says nothing.
 MEMORY = Availability.series(np.linspace(0.9, 0.1, 37), 0.7)
@@ -118,7 +118,7 @@ def test_the_command_asks_a_recorded_run_for_a_predictor_that_reads_drivers(tmp_
 
     def told():
         entries = '[{ name = "lb-bsp", predictor = "narx" }, { name = "lb-bsp", predictor = "memoryless" }]'
-        rows = asked("--from", path, "--policies", entries)["schemes"]
+        rows = asked("--from", path, "--policies", entries)["policies"]
         return {name: row["between"].get("samples_per_s", [row["samples_per_s"]]) for name, row in rows.items()}
 
     path = tmp_path / "run.jsonl"
@@ -149,6 +149,6 @@ def test_a_run_without_an_end_of_an_epoch_is_replayed_in_whole_rounds(tmp_path):
     record(path, Cluster.of_speeds([300, 200, 100]), BSP(), 60, WARM_UP_ROUNDS + 25)
     described, machines = recorded_description(read_run(path), [choose("bsp", "test")])
     assert described.dataset == 2 * 60
-    outcomes = {outcome.scheme: outcome for outcome in compare(described)}
+    outcomes = {outcome.policy: outcome for outcome in compare(described)}
     assert outcomes["bsp"].samples_per_s == pytest.approx(machines.measured_rate)
     assert machines.kept == tuple(range(WARM_UP_ROUNDS, WARM_UP_ROUNDS + 25))

@@ -278,7 +278,7 @@ def test_the_best_split_against_all_splits(now_s):
 
 
 @pytest.mark.parametrize("name", ["bsp", "lb-bsp", "self-adaptive", "static"])
-def test_no_scheme_of_whole_rounds_beats_the_best_split(name):
+def test_no_policy_of_whole_rounds_beats_the_best_split(name):
     """On the same draws, in the mean over the run."""
     best = simulate(cluster(), BestSplit(), 120, 60)
     assert simulate(cluster(), POLICIES[name](), 120, 60).rate() <= best.rate() * (1 + 1e-9)

@@ -10,7 +10,7 @@ from report_runs import record
 from hvd_hetero.policies import BSP
 from hvd_hetero.tools.cli import commands as cli
 from hvd_hetero.tools.simulation import Cluster, Compute, Jitter, Worker
-from hvd_hetero.tools.simulation.compare import Outcome, recommended, told
+from hvd_hetero.tools.simulation.compare import Outcome, recommendation, recommended
 from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
 
 DOCS = Path(__file__).parents[4] / "docs" / "simulation.md"
@@ -31,7 +31,7 @@ def _recorded(path, policy, length, rounds=90):
 @pytest.fixture
 def rates(asked):
     def ask(*arguments):
-        return {name: row["samples_per_s"] for name, row in asked(*arguments)["schemes"].items()}
+        return {name: row["samples_per_s"] for name, row in asked(*arguments)["policies"].items()}
 
     return ask
 
@@ -86,8 +86,8 @@ def test_the_documented_questions_can_be_asked(command, folder, monkeypatch, cap
     assert "nothing else is better by more than its error" in capsys.readouterr().out
 
 
-def outcome(scheme: str, times_bsp: float, error: float, *, usable: bool = True) -> Outcome:
-    return Outcome(scheme, 100 * times_bsp, 0.1, 0.1, 1.0, times_bsp, 1.0, error, usable)
+def outcome(policy: str, times_bsp: float, error: float, *, usable: bool = True) -> Outcome:
+    return Outcome(policy, 100 * times_bsp, 0.1, 0.1, 1.0, times_bsp, 1.0, error, usable)
 
 
 BASE = [outcome("best-split", 1.9, 0.0, usable=False), outcome("bsp", 1.0, 0.0)]
@@ -109,6 +109,6 @@ BASE = [outcome("best-split", 1.9, 0.0, usable=False), outcome("bsp", 1.0, 0.0)]
     ],
 )
 def test_the_recommendation_is_what_is_best_even_if_it_errs(others, said):
-    assert told([*BASE, *others]).startswith(said)
+    assert recommendation([*BASE, *others]).startswith(said)
     best = recommended([*BASE, *others])
     assert all(o.times_bsp - o.error <= best.times_bsp for o in others)

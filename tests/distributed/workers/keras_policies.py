@@ -1,4 +1,4 @@
-"""One rank of the test of schemes in Keras: rounds that end early, supersteps, local updates, averages with neighbours.
+"""One rank of the test of Keras under policies: early ends, supersteps, local updates, averages with neighbours.
 
 The oracle trains all ranks' models in one process, on the samples that each rank really saw, by the recurrences of the
 papers written down again: with S_i samples of rank i, S of all, and g_i the mean gradient of rank i,

@@ -1,4 +1,4 @@
-"""The schemes that have names: production's policies and their mixings, and the best possible split."""
+"""What can be simulated by name: production's policies and mixings, and the best possible split."""
 
 from __future__ import annotations
 
@@ -9,29 +9,19 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from hvd_hetero.policies import (
-    BSP,
-    LBBSP,
-    ElasticBSP,
-    LBNonBlocking,
-    NonBlocking,
-    Policy,
-    SelfAdaptive,
-    StaticAllocation,
-)
+from hvd_hetero.policies import BSP, Policy
+from hvd_hetero.policies.policy_names import POLICY_NAMES, policy_class
 from hvd_hetero.tools.simulation.best import BestSplit
 from hvd_hetero.tools.simulation.settings import Setting, read, shown
 from hvd_hetero.topology.mixing import ALLREDUCE, MIXING_NAMES
 
-_POLICIES: dict[str, type[Policy]] = {
-    cls.name: cls for cls in (BSP, LBBSP, StaticAllocation, SelfAdaptive, NonBlocking, LBNonBlocking, ElasticBSP)
-} | {"best-split": BestSplit}
+_BEST_SPLIT = "best-split"
 _LONGEST_LABEL = 60  # of a line of the table
 
 
 @dataclass(frozen=True, slots=True)
 class SchemeChoice:
-    """A scheme to simulate. A policy serves one training, so it is made again each time."""
+    """A policy to simulate. A policy serves one training, so it is made again each time."""
 
     label: str
     make: Callable[[], Policy]
@@ -42,11 +32,11 @@ class SchemeChoice:
 
 
 def choose_all(text: str, where: str) -> tuple[SchemeChoice, ...]:
-    """Return the schemes of a text: names separated by commas, or a list as a description has it."""
+    """Return the policies of a text: names separated by commas, or a list as a description has it."""
     if not text.lstrip().startswith("["):
         names = [name for name in map(str.strip, text.split(",")) if name]
         if not names:
-            raise ValueError(f"{where} must name at least one scheme, got {shown(text)}; write {where} bsp,lb-bsp")
+            raise ValueError(f"{where} must name at least one policy, got {shown(text)}; write {where} bsp,lb-bsp")
         return tuple(choose(name, where) for name in names)
     try:
         entries = tomllib.loads(f"policies = {text}")["policies"]
@@ -59,7 +49,7 @@ def choose_all(text: str, where: str) -> tuple[SchemeChoice, ...]:
 
 
 def choose(entry: Any, where: str) -> SchemeChoice:
-    """Return a scheme from its name, or from a table with its name and options.
+    """Return a policy from its name, or from a table with its name and options.
 
     "d-psgd" and "matcha" are BSP with that ``sync``; any other policy takes ``sync`` as an option.
     """
@@ -69,20 +59,20 @@ def choose(entry: Any, where: str) -> SchemeChoice:
             '{ name = "lb-bsp", predictor = "narx" }'
         )
     table = {"name": entry} if isinstance(entry, str) else entry
-    known = [*_POLICIES, *MIXING_NAMES]
+    known = [*POLICY_NAMES, _BEST_SPLIT, *MIXING_NAMES]
     settings = {"name": Setting(str, known=known), "label": Setting(str, "")}
     name, label = read(table, settings, f"{where}.policies", more=True).values()
     if label in known or len(label) > _LONGEST_LABEL or not label.isprintable():
         raise ValueError(
             f"{where}.policies, {name}: label must be a printable text of at most {_LONGEST_LABEL} characters that is "
-            f"no scheme's name, got {shown(label)}; give another, or none"
+            f"no policy's name, got {shown(label)}; give another, or none"
         )
     sync = name
     if not (mixes := name in MIXING_NAMES):
         settings["sync"] = Setting(str, ALLREDUCE, known=[ALLREDUCE, *MIXING_NAMES])
         sync = read(table, settings, f"{where}.policies", more=True)["sync"]
     options = {key: value for key, value in table.items() if key not in settings}
-    kind = BSP if mixes else _POLICIES[name]
+    kind: type[Policy] = BSP if mixes else BestSplit if name == _BEST_SPLIT else policy_class(name)
     takes = {} if kind.__init__ is object.__init__ else dict(inspect.signature(kind).parameters)
     read(options, dict.fromkeys(takes, Setting(object, None)), f"{where}.policies, {name}")
     for needed in (p.name for p in takes.values() if p.default is p.empty and p.name not in options):
