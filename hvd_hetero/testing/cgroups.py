@@ -7,8 +7,6 @@ The two layouts differ only in file names and in who may have children::
 
 In v2 a group other than the root that holds processes may not hand controllers to its children. So the new group
 goes below our own group if that works already or can be switched on, and else beside it, below our group's parent.
-Not done: moving the processes of our own group elsewhere to make room, as container runtimes do at their start,
-because those processes are not ours.
 """
 
 from __future__ import annotations
@@ -62,13 +60,11 @@ class CpuController:
         raise QuotaUnavailableError(f"no control group can be made ({'; '.join(refusals) or 'none is mounted'})")
 
     def limit(self, group: Path, cores: float | None, period_us: int) -> None:
-        """Let ``group`` run for ``cores`` x ``period_us`` in every ``period_us``; ``None`` lifts the limit.
-
-        The kernel refuses quotas under 1 ms, so for small shares the period is lengthened until the quota is 1 ms.
-        """
+        """Let ``group`` run for ``cores`` x ``period_us`` in every ``period_us``; ``None`` lifts the limit."""
         if cores is None:
             quota_us = -1
         else:
+            # The kernel refuses quotas under 1 ms, so small shares lengthen the period.
             period_us = min(max(period_us, round(_MIN_QUOTA_US / cores)), _MAX_PERIOD_US)
             quota_us = max(round(cores * period_us), _MIN_QUOTA_US)
         if self.version == 2:
@@ -83,14 +79,13 @@ class CpuController:
         return _group_of(self.proc, pid, self.version, self.mount, self.root)
 
     def remove(self, group: Path, back_to: Path, patience_s: float = 1.0) -> bool:
-        """Move all processes of ``group`` to ``back_to`` and remove it; return False if the kernel held on to it.
-
-        A group stays busy for a moment after its last process has ended, hence the patience.
-        """
+        """Move all processes of ``group`` to ``back_to`` and remove it; return False if the kernel held on to it."""
+        # A group stays busy for a moment after its last process has ended.
         deadline_s = time.monotonic() + patience_s
         while group.exists():
             for pid in members(group):
-                if pid:  # writing 0, which stands for a process that we cannot name, would move ourselves
+                # 0 stands for a process that we cannot name; writing it would move ourselves.
+                if pid:
                     _move(pid, back_to)
             try:
                 group.rmdir()
@@ -139,6 +134,8 @@ def find_controller(proc: Path = Path("/proc")) -> CpuController:
             return CpuController(1, mount, (_group_of(proc, os.getpid(), 1, mount, root),), root, proc)
         if kind == "cgroup2" and "cpu" in text_of(mount / "cgroup.controllers").split():
             own = _group_of(proc, os.getpid(), 2, mount, root)
+            # Its parent, too: moving our group's processes elsewhere to make room, as container runtimes do at their
+            # start, is not possible, because those processes are not ours.
             v2 = CpuController(2, mount, (own,) if own == mount else (own, own.parent), root, proc)
     if v2 is None:
         raise QuotaUnavailableError("no cpu controller is mounted, neither cgroup v1 nor v2")
@@ -163,7 +160,8 @@ def _move(pid: int, group: Path) -> None:
 
 
 def _switch_on_cpu(parent: Path) -> None:
-    """Enable ``cpu`` for the children of ``parent``. Left on afterwards: off would lift the limits of other ranks."""
+    """Enable ``cpu`` for the children of ``parent``."""
+    # Left on afterwards: off would lift the limits of other ranks.
     control = parent / "cgroup.subtree_control"
     if "cpu" not in text_of(control).split():
         control.write_text("+cpu")

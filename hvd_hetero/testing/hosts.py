@@ -1,8 +1,7 @@
 """Elastic jobs on one machine, with a host name for each rank.
 
-Horovod gives up the whole host of a rank that has failed. So each rank here has its own host name, and all of them mean
-this machine: leading zeros turn 127.0.0.1 into any number of names, and resolving them needs no server. The job finds
-its hosts by a script that prints a file. Adding a line to that file lets a rank join.
+Each rank has its own host name, and all of them mean this machine. The job finds its hosts by a script that prints a
+file. Adding a line to that file lets a rank join.
 """
 
 from __future__ import annotations
@@ -54,6 +53,8 @@ class Elastic:
 
 def host_name(number: int) -> str:
     """Return the ``number``-th name of this machine; there are some hundred, since a part has 63 characters at most."""
+    # Names of their own, because Horovod gives up the whole host of a rank that has failed. Leading zeros make any
+    # number of names of 127.0.0.1, and resolving them needs no server.
     last = min(number, _MOST_ZEROS)
     return f"127.0.{'0' * (number - last)}0.{'0' * last}1"
 
@@ -62,6 +63,7 @@ def add_host(hosts: str | os.PathLike[str]) -> str:
     """Let a rank join the job that finds its hosts in this file, and return the new host's name."""
     number = len(Path(hosts).read_text().splitlines())
     name = host_name(number)
-    with open(hosts, "a") as file:  # one short write: a reader finds the whole line or nothing
+    # One short write: a reader finds the whole line or nothing.
+    with open(hosts, "a") as file:
         file.write(f"{name}:1\n")
     return name

@@ -33,12 +33,8 @@ def job_processes(run_dir: Path) -> list[psutil.Process]:
 
 
 def end_job(run_dir: Path, root: int, patience_s: float = 1.0, limit_s: float = 15.0) -> list[psutil.Process]:
-    """Ask all processes of the job to end, and kill those that do not within ``patience_s``; return the unkillable.
-
-    A process that ends loses its environment with its memory, which takes a while, and only then its files and its
-    sockets. So each process that was found once is waited for until it is gone. One with threads is a zombie as soon as
-    its main thread has ended, and its last thread keeps memory and sockets.
-    """
+    """Ask all processes of the job to end, and kill those that do not within ``patience_s``; return the unkillable."""
+    # A process that ends loses its environment before its files and sockets, so one found once is waited for.
     known: set[psutil.Process] = set()
 
     def alive() -> list[psutil.Process]:
@@ -66,6 +62,7 @@ def end_job(run_dir: Path, root: int, patience_s: float = 1.0, limit_s: float = 
 
 def _lives(process: psutil.Process) -> bool:
     with suppress(psutil.NoSuchProcess):
+        # One with threads is a zombie as soon as its main thread has ended; its last thread keeps memory and sockets.
         return process.is_running() and (process.status() != psutil.STATUS_ZOMBIE or process.num_threads() > 1)
     return False
 

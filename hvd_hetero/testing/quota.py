@@ -1,8 +1,7 @@
 """A processor share by the kernel, the realistic way to slow a process, if control groups may be written.
 
 A group with quota ``q`` and period ``p`` runs for at most ``q`` of every ``p`` microseconds, over all its threads. With
-p = 5 ms a share of 1/2 doubles the median step and its 95th percentile alike. The kernel's default of 100 ms gives
-bursts, which look like a straggler that comes and goes, not like a slower machine.
+p = 5 ms a share of 1/2 doubles the median step and its 95th percentile alike.
 
 The share is of one core, over all threads: a share of k/f slows a process that keeps k cores busy by f. It slows
 everything the process does, including communication, as a slower machine would.
@@ -67,6 +66,7 @@ class CpuQuota:
     ``share`` may be set at any time; ``None`` means no limit. Children that the process already has are not moved.
     """
 
+    # The kernel's default of 100 ms gives bursts, which look like a straggler that comes and goes.
     def __init__(self, share: float | None, period_us: int = 5_000, pid: int | None = None) -> None:
         if not 1_000 <= period_us <= 1_000_000:
             raise ValueError(f"period_us must be from 1000 to 1000000, the range of the kernel, got {period_us!r}")
@@ -116,7 +116,8 @@ class CpuQuota:
 
     def close(self) -> None:
         """Give the process its full speed back and remove the group."""
-        if self._held is None or os.getpid() != self._maker:  # a forked child inherits the handle, but must not close
+        # A forked child inherits the handle, but must not close.
+        if self._held is None or os.getpid() != self._maker:
             return
         controller, group, origin = self._held
         self._held = None

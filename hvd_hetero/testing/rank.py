@@ -64,11 +64,9 @@ def die_with_parent() -> None:
 
 
 def die_with_launcher(launcher: int) -> None:
-    """Wait, in a separate thread, for the launcher to end (``launcher`` is its pidfd), and follow it.
-
-    The launcher is not our parent: between the two stand horovodrun, a middleman and a shell, and by itself that chain
-    takes over five seconds to come down, since the middlemen ask politely first.
-    """
+    """Wait, in a separate thread, for the launcher to end (``launcher`` is its pidfd), and follow it."""
+    # Between it and this process stand horovodrun, a middleman and a shell. By itself that chain takes over five
+    # seconds to come down, since the middlemen ask politely first.
     select.select([launcher], [], [])
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -99,16 +97,14 @@ def become(command: list[str]) -> None:
 
 
 def run_horovodrun(command: list[str]) -> None:
-    """Run Horovod's launcher, with `gloo_built` in place of its own, and end this process.
-
-    A released one asks the same by importing all frameworks, which costs every launch eight seconds. And it spawns a
-    middleman for each rank, which first runs the file of the main module again. The script would import the whole
-    launcher, a seventh of a second of a processor for each rank. So the main module has no file here.
-    """
+    """Run Horovod's launcher, with `gloo_built` in place of its own, and end this process."""
     from horovod.runner import launch
 
+    # A released one asks the same by importing all frameworks, which costs every launch eight seconds.
     launch.gloo_built = gloo_built
     sys.path[0], sys.argv = os.path.dirname(command[0]), command
+    # The middleman of each rank runs the file of the main module again, which would import the whole launcher, a
+    # seventh of a second of a processor for each rank. So the main module has no file here.
     vars(sys.modules["__main__"]).pop("__file__", None)
     sys.exit(launch.run_commandline())
 
@@ -126,7 +122,8 @@ def run(arguments: list[str]) -> None:
     # The interpreter's own handler runs no bytecode, so it answers though the main thread be deep in a Horovod call.
     stack = open(f"{stack_file}.new", "w")  # noqa: SIM115 - open as long as the process lives
     faulthandler.register(STACK_SIGNAL, file=stack, all_threads=True)
-    os.rename(stack.name, stack_file)  # only now: before the handler is there, the signal would kill
+    # Only now, because before the handler is there the signal would kill.
+    os.rename(stack.name, stack_file)
     die_with_parent()
     with contextlib.suppress(OSError):  # no pidfd (before Linux 5.3, or a sandbox): the chain of parents does it, later
         launcher = os.pidfd_open(int(os.environ[LAUNCHER_PID]))

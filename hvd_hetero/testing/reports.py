@@ -23,7 +23,8 @@ def report(value: Any) -> None:
     path = run_file("report")
     with open(path + ".new", "w", encoding="utf-8") as file:
         file.write(text)
-    os.replace(path + ".new", path)  # a rank killed meanwhile keeps its last whole report
+    # A rank killed meanwhile keeps its last whole report.
+    os.replace(path + ".new", path)
 
 
 def as_json(value: Any) -> str:

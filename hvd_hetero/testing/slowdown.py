@@ -5,8 +5,6 @@ does, and only the kernel measures. If control groups may not be written, or ran
 for a core anyway does not notice its quota), the process sleeps in proportion to the measured compute:
 
     slept_s = (factor - 1) * compute_s,    so that    compute_s + slept_s = factor * compute_s.
-
-A fixed sleep would not shrink with the batch, so no batch size could help against it.
 """
 
 from __future__ import annotations
@@ -129,6 +127,7 @@ class ProportionalSleep(SlowDown):
         """Sleep for ``compute_s`` seconds of measured work, and return the seconds slept."""
         if not (math.isfinite(compute_s) and compute_s >= 0):
             raise ValueError(f"compute_s must be finite and not negative, measured by a monotonic clock: {compute_s!r}")
+        # In proportion: a fixed sleep would not shrink with the batch, so no batch size could help against it.
         self._owed_s += (self._factor - 1) * compute_s
         if self._factor == 1 or self._owed_s <= 0:
             return 0.0

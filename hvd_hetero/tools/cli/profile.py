@@ -75,13 +75,15 @@ def _function(name: str) -> Callable[[int], object]:
     module_name, colon, function_name = name.partition(":")
     if not (colon and function_name and all(map(str.isidentifier, module_name.split(".")))):
         raise ValueError(f"the step must be given as MODULE:FUNCTION, got {name!r}; for example: train:step")
+    # As `python -m` does.
     if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # as `python -m` does
+        sys.path.insert(0, os.getcwd())
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
+        # Otherwise the module is there, and one that it imports is not.
         if error.name is None or not (module_name + ".").startswith(error.name + "."):
-            raise  # the module is there, and one that it imports is not
+            raise
         raise ValueError(f"there is no module {module_name!r} here; run the command in its directory") from error
     step = getattr(module, function_name, None)
     if not callable(step):

@@ -175,7 +175,8 @@ def _write_table(described: Description, recorded: Replay | None, outcomes: Sequ
     from hvd_hetero.tools.simulation.compare import recommendation
 
     ranges = any(outcome.between for outcome in outcomes)
-    least_width = _LEAST_WIDTH * (2 if ranges else 1)  # a cut-off figure is worse than a wrapped line
+    # A cut-off figure is worse than a wrapped line.
+    least_width = _LEAST_WIDTH * (2 if ranges else 1)
     console = printer(width=max(printer().width, least_width))
     workers = len(described.cluster.workers)
     console.print(f"{workers} workers, {described.global_batch} samples a round, {described.rounds} rounds.")

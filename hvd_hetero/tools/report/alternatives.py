@@ -4,10 +4,6 @@ The run is replayed in simulated time, as ``hvd-hetero simulate --from`` does it
 assumptions. The best split is the one to choose if a round's speeds were known before it began; with
 equal transfers no split can be faster. It is what a person would set by hand, round by round. If the run leaves the
 fixed cost of a micro-batch open, a figure has a range.
-
-A replay costs time by rounds times ranks, so a long run is cut to its last rounds: as many as make ``MOST_WORK``
-rounds times ranks, and at least ``LEAST_ROUNDS``. Of a rank that rests in all of them, the last round that tells its
-speed comes with them.
 """
 
 from __future__ import annotations
@@ -64,9 +60,11 @@ class Alternatives:
 
 def alternatives(run: Run) -> Alternatives:
     """Replay a run; a ``ValueError`` says why that is impossible."""
+    # A replay costs time by rounds times ranks, so a long run is replayed by its last rounds only.
     most = min(max(MOST_WORK // run.workers, LEAST_ROUNDS), MOST_ROUNDS)
     recent = np.arange(len(run.round)) >= len(run.round) - most
     timed = (run.samples > 0) & (run.compute_s > 0)
+    # Of a rank that is idle in all of these rounds, the last round that shows its speed comes with them.
     recent[len(timed) - 1 - timed[::-1].argmax(axis=0)] = True
     part = run.take(recent)
     balanced = [] if run.policy == "lb-bsp" else [choose("lb-bsp", "report")]

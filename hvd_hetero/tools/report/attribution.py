@@ -26,9 +26,6 @@ In rounds whose waiting is not known, t_ik = c_ik + d_ik.
     transfer_k = min_i w_ik                               the last rank waits for the transfer alone; at most the rest
     between_k = e_k - max_i t_ik - transfer_k             q_k: what all ranks' loops do between rounds; balancing
 
-between_k may be below zero in a round, because clocks of different ranks measure its parts. If its sum is, ``shares``
-takes that from the transfers, or else from the largest part.
-
 **Ranks.** The ranks in S alone would delay a round by v(S) = max(max_{i in S} t_ik - T_k, 0). Rank i costs its Shapley
 value. In closed form (the airport game; Littlechild & Owen 1973), each moment s between T_k and the end is shared
 equally by the ranks N(s) that are still at work:
@@ -119,7 +116,8 @@ def ideal(done: Work) -> Floats:
         over = able & (done.pace * least_s[:, None] < constant)
         if not over.any():
             return np.asarray(least_s)
-        able &= ~over  # each pass takes ranks out that are better without samples: at most n passes, mostly none
+        # Each pass takes out ranks that are better without samples: at most n passes, mostly none.
+        able &= ~over
 
 
 def airport(ends_s: Floats, from_s: Floats) -> tuple[Floats, Floats, Floats]:
@@ -155,7 +153,8 @@ def attribute(run: Run, done: Work) -> Attribution:
     ideal_s = ideal(done)
     own_s = _own_s(run, done)
     last_s = own_s.max(axis=1)
-    ideal_s = np.minimum(ideal_s, last_s)  # a hair's breadth of rounding, or of another rank's clock
+    # Rounding, or another rank's clock, may put the ideal a little above the last rank's time.
+    ideal_s = np.minimum(ideal_s, last_s)
     cost_s, moments, borne = airport(own_s, ideal_s)
     until_input_s = np.minimum(_borne_until(done.busy_s, moments, borne), cost_s)
     computing_s = until_input_s
@@ -177,6 +176,7 @@ def shares(lost: Attribution, counts: Bools) -> Shares:
     elapsed_s = float(lost.elapsed_s[counts].sum()) or 1.0
     parts = {"ideal": float(lost.ideal_s[counts].sum()) / elapsed_s}
     parts |= {kind: float(lost.kinds_s[kind][counts].sum()) / elapsed_s for kind in KINDS}
+    # Clocks of different ranks measure the parts, so the last one may be below zero; another part pays for it.
     if (missing := -parts["between"]) > 0.0:
         parts["between"] = 0.0
         parts["transfer" if parts["transfer"] >= missing else max(parts, key=parts.__getitem__)] -= missing
@@ -199,13 +199,11 @@ def _own_s(run: Run, done: Work) -> Floats:
 
 
 def _transfer(run: Run, rest_s: Floats) -> Floats:
-    """Return the least wait of each round, within the rest; if none is known, as in the last one, the median.
-
-    The first round pays for connections, and is used only if no other is known.
-    """
+    """Return the least wait of each round, within the rest; if none is known, as in the last one, the median."""
     usable = (run.wait_s >= 0) & (run.wait_s <= LONGEST_ROUND_S)
     wait_s = np.where(usable, run.wait_s, np.inf).min(axis=1, initial=np.inf)
     known = np.isfinite(wait_s)
+    # The first round pays for connections.
     later = known & (run.round > run.first_round)
     like = later if later.any() else known
     usual = float(np.median(wait_s[like])) if like.any() else 0.0

@@ -6,27 +6,11 @@ ran in its place, and so on) and ``s`` the lower quartile of that reading over t
 
     explained_i = (s_i - s) lag_i / slow_i + r_i (1 - lag_i / slow_i).
 
-What all ranks share makes none of them slower than others. The second part is for ranks that hold each other up in
-turns, whose ``lag_i`` is nothing beside ``slow_i``. A quota and garbage collections stop each rank at other moments, so
-r_i = s_i - s / 2: half of the common part, since half must be explained. For any other reading, r_i is the mean of what
-exceeds the fast ranks' in rounds in which rank i is slower than they are. Waiting for data, and work between rounds,
-count by what they take beyond the fast ranks', per sample and round.
+r_i is what the reading explains of a rank that has no lag, because ranks hold each other up in turns. The candidate
+that explains the most is named, if it explains at least half of ``slow_i``; else weaker evidence is looked at.
 
-**Which cause.** The candidate that explains the most is named, if it explains at least half of ``slow_i``. If none
-does, weaker evidence is looked at, in this order: pages read back from disk, memory that has run out, and, in files
-without the kernel's counters, the CPU driver. Without any, a rank that lags behind the fast ranks alike through most of
-the run is "slower". Any other is "unknown".
-
-**No alarm** if ``slow_i`` is below `LEAST`: times of equal ranks scatter by some percent (benchmarks/results/causes.md
-has clean runs), on a busy machine by a tenth, so "unknown" needs `LEAST_UNEXPLAINED`. The transfer is the cause on each
-rank, if it takes at least as much of the time, and a larger share than any rank is slow by, because a slow rank's part
-in a transfer is slow, too.
-
-**A rank that rests** was given no samples in most rounds.
-
-**Too large a share.** Ranks may hold others up without being slow: they got too much. With a rank's part of all
-work, w_i, and of all speed, v_i, its share is too large if 1 - v_i / w_i is at least `LEAST`. This is the cause if such
-ranks together cost at least `LEAST` of the time.
+Ranks may hold others up without being slow. With a rank's part of all work, w_i, and of all speed, v_i, its share of
+the samples is too large if 1 - v_i / w_i is at least `LEAST`.
 """
 
 from __future__ import annotations
@@ -58,9 +42,11 @@ KINDS = {
 }
 """Every kind of cause, and its name in words."""
 
+# Times of equal ranks scatter by some percent (benchmarks/results/causes.md has clean runs).
 LEAST = 0.10
 """Share of time by which a rank must be slow before a cause is searched."""
 
+# On a busy machine times of equal ranks scatter by a tenth.
 LEAST_UNEXPLAINED = 0.20
 """The same if no reading shows why: some scatter and some transfer there is in every run."""
 
@@ -127,13 +113,15 @@ def causes(run: Run, told: Shares | None = None) -> list[Cause | None]:
     found = Slowness.of(run, told)
     if not len(found.run.round):
         return [None] * run.workers
-    rests = np.median(run.plan, axis=0) == 0  # a rank that was given some and did none was too late
+    # By the plan, because a rank that was given samples and did none was too late, and is not idle.
+    rests = np.median(run.plan, axis=0) == 0
     return [_rests(run, i) if rests[i] else cause for i, cause in enumerate(_of_slowness(found))]
 
 
 def _of_slowness(found: Slowness) -> list[Cause | None]:
     """Return the causes of ranks, as if none rested."""
     ranks = range(found.run.workers)
+    # On each rank, because a slow rank's part in a transfer is slow, too, so the transfer must outweigh every lag.
     if found.shares.kinds["transfer"] >= max(LEAST_UNEXPLAINED, *found.slow):
         return [_network(found, rank) for rank in ranks]
     too_large, slow = _too_large(found), found.slow >= LEAST
@@ -149,7 +137,8 @@ def _explained(found: Slowness) -> dict[str, tuple[Floats, Floats]]:
     Of two that explain as much, the first is named.
     """
     run, own_s = found.run, found.own_s.sum(axis=0)
-    whole = _share(np.full(run.workers, run.elapsed_s.sum()), own_s)  # a reading is a share of all time
+    # A reading is a share of all time, and slowness one of a rank's own time.
+    whole = _share(np.full(run.workers, run.elapsed_s.sum()), own_s)
     ours = _share(found.lag, found.slow)
     readings = {
         "throttled": run.throttled,
@@ -161,11 +150,15 @@ def _explained(found: Slowness) -> dict[str, tuple[Floats, Floats]]:
     late, told = beyond_s(found.own_s, found.work) > 0, {}
     for kind, column in readings.items():
         share = np.nan_to_num(_mean(run, column))
+        # What all ranks share makes none of them slower than others.
         common = fast(share)
         more = (column - fast(column)[:, None]) * late
+        # A quota and garbage collections stop each rank at other moments, so half of the common part counts. Any
+        # other reading counts by what exceeds the fast ranks' in the rounds in which this rank is slower.
         in_turns = share - common + common * _OF_PAUSES if kind in _PAUSES else np.nan_to_num(_mean(run, more))
         told[kind] = (ours * (share - common) + (1.0 - ours) * in_turns) * whole, share
     loop_s = np.clip(found.own_s - run.compute_s - run.input_s, 0.0, None)
+    # These two are seconds, not readings, so they count per sample beyond those of the fast ranks.
     for kind, spent_s in {"input": run.input_s, "loop": loop_s}.items():
         beyond = beyond_s(spent_s, found.work).sum(axis=0)
         told[kind] = _share(beyond, own_s), _share(spent_s.sum(axis=0), own_s)
@@ -176,9 +169,11 @@ def _explained(found: Slowness) -> dict[str, tuple[Floats, Floats]]:
 
 def _means(run: Run) -> dict[str, Floats]:
     """Return each rank's means of the weaker evidence, and of the quota where there was one."""
-    quota = np.where((run.quota_cores > 0) & (run.throttled > 0), run.quota_cores, np.nan)  # not before, nor after
+    # Only while it throttled, because a quota may be set or raised in the middle of a run.
+    quota = np.where((run.quota_cores > 0) & (run.throttled > 0), run.quota_cores, np.nan)
     counted = any(np.nan_to_num(column).any() for column in (run.throttled, run.contended, run.sent_mb_s))
-    cpu = np.full_like(run.cpu, np.nan) if counted else run.cpu  # the kernel's counters know better
+    # Only in files without the kernel's counters, which show more than a share of the processor.
+    cpu = np.full_like(run.cpu, np.nan) if counted else run.cpu
     columns = {"quota": quota, "faults": run.faults_per_s, "memory": run.memory, "cpu": cpu}
     return {name: _mean(run, column) for name, column in columns.items()}
 
@@ -191,6 +186,7 @@ def _named(
     if told[best][0][rank] >= least:
         evidence, way_out = _TEXTS[best]
         return Cause(best, evidence.format(share=told[best][1][rank], quota=means["quota"][rank]), way_out)
+    # Weaker evidence, the strongest first: it does not say how much of the time was lost.
     faults, memory, cpu = (means[name] for name in ("faults", "memory", "cpu"))
     if faults[rank] - fast(faults) >= _MANY_FAULTS:
         return Cause("memory", f"It read {faults[rank]:.0f} pages per second back from disk.", _MORE_MEMORY)
@@ -208,7 +204,8 @@ def _named(
 def _without_evidence(found: Slowness, rank: int) -> Cause | None:
     lag, done = found.lag[rank], found.work.sum(axis=0)
     times = found.speed.max(initial=0.0, where=np.isfinite(found.speed)) / found.speed[rank]
-    alone = lag >= found.turns[rank] and np.isfinite(times)  # it is slow by itself, whatever the others do
+    # It is slow by itself, whatever the others do.
+    alone = lag >= found.turns[rank] and np.isfinite(times)
     evened = alone and _share(done, _best(done))[rank] <= 1.0 - _EVENED * lag
     balances = found.run.policy == "lb-bsp"
     slower = f"It took {times:.{'2g' if times < 10.0 else '0f'}} times as long per sample as the fastest rank"
@@ -265,17 +262,16 @@ def _network(found: Slowness, rank: int) -> Cause:
 
 
 def _constant(found: Slowness, rank: int) -> bool:
-    """Return whether a rank is about as much slower in most parts of the run, and this explains why it is slow.
-
-    At the beginning and at the end, too: else something began, or is over.
-    """
+    """Return whether a rank is about as much slower in most parts of the run, and this explains why it is slow."""
     parts = np.array_split(np.arange(len(found.own_s)), min(_PARTS, max(len(found.own_s), 1)))
     with np.errstate(divide="ignore", invalid="ignore"):
         pace = np.array([found.own_s[part].sum(axis=0) / found.work[part].sum(axis=0) for part in parts])
         lags = np.array([1.0 - fast(row) / row[rank] for row in pace])
-    lags = lags[np.isfinite(lags)]  # in the other parts it has done nothing
+    # In the other parts it has done nothing.
+    lags = lags[np.isfinite(lags)]
     if not lags.size:
         return False
+    # At the beginning and at the end, too: else something began, or is over.
     middle, ends = float(np.median(lags)), min(lags[:_END].mean(), lags[-_END:].mean())
     near = np.abs(lags - middle) <= min(_NEAR, _NEAR_OF_LAG * middle)
     explains = middle >= _EXPLAINS * float(found.slow[rank])

@@ -9,10 +9,7 @@ E = sum_k e_k over the rounds that count, and T_k the ideal:
     last                share of the rounds that ended with rank i, ties counting for each
     waiting of rank i   sum_k w_ik / E, over rounds in which all waits are known (``Run.waiting_share``)
 
-**Over time.** A picture is some hundred points wide. So rounds are averaged in at most ``MOST_BLOCKS`` blocks of equal
-length. Of more than ``MOST_LINES`` ranks, quantiles over the ranks are shown, and a heat map has at most ``MOST_ROWS``
-rows: each stands for several ranks in a row of numbers, and shows the worst of them, because a mean would hide a single
-slow rank. So the result does not grow with the rounds, and only its tables per rank grow with the ranks.
+The result does not grow with the rounds, and only its tables per rank grow with the ranks.
 
 Shapes: K rounds, n ranks, B blocks of rounds.
 """
@@ -32,10 +29,10 @@ from hvd_hetero.tools.simulation.replay import totals_of
 
 Floats = npt.NDArray[np.float64]
 
+# A picture is some hundred points wide.
 MOST_BLOCKS = 160
+# As many as there are colours that people can distinguish; of more ranks, quantiles are shown.
 MOST_LINES = 8
-"""As many as there are colours that people can distinguish."""
-
 MOST_ROWS = 100
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 
@@ -229,6 +226,7 @@ def _over_time(run: Run, lost: Attribution, measured: Floats, counts: npt.NDArra
         return np.asarray(total / np.add.reduceat(known.astype(np.float64), begins, axis=0))
 
     first, round_s = _parts(workers, MOST_ROWS), means(lost.elapsed_s)
+    # The worst rank of each group, because a mean would hide a single slow rank.
     cost = np.fmax.reduceat((means(lost.cost_s) / round_s[:, None]).T, first, axis=0)
     return OverTime(
         edges=np.append(number[begins], number[-1] + 1),

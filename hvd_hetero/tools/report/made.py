@@ -20,7 +20,7 @@ from hvd_hetero.tools.report.work import LONGEST_ROUND_S, Bools, impossible
 from hvd_hetero.tools.simulation.replay import in_mean_samples
 from hvd_hetero.tools.simulation.worth import Worth, prices_of
 
-_MOST_FIGURES = 500_000  # rounds times ranks in which causes are looked for, so that it takes seconds
+_MOST_FIGURES = 500_000
 _MOST_NAMED = 8  # ranks
 _UNITS = "", " L", " L²", " M", " M²"
 
@@ -81,6 +81,7 @@ def report_of(run: Run, name: str, *, replayed: bool = True) -> Report:
     recorded, run = run, in_mean_samples(run)
     found = figures(run, replayed=replayed)
     run = run.replace(fixed_samples=np.maximum(run.fixed_samples, 0.0))  # less cannot be true
+    # Causes take seconds for half a million figures, so of a larger run every k-th round is looked at.
     every = max(-(-run.samples.size // _MOST_FIGURES), 1)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # of figures that cannot be true
         why = causes(run.take(slice(None, None, every)), found.shares)

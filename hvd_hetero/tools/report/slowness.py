@@ -4,8 +4,7 @@ Let ``o_ri`` be the seconds that rank i needed for itself in round r (t of ``att
 own data, and what its loop did between rounds beyond what all loops do, which no smaller batch would shorten. Let
 ``x_ri`` be its samples. Where a micro-batch costs as much as β samples besides its own, a rank with few samples pays
 this for fewer of them, and is no slower for it. So x + β of each micro-batch is multiplied by s / (s + β), the part of
-samples in a batch of the typical size s, as for the speeds of a report (``work``). The fast ranks' figure is the
-lower quartile (``attribution.fast``).
+samples in a batch of the typical size s, as for the speeds of a report (``work``).
 
 If shares follow speed no rank waits, and a slow rank is slow all the same. With ``p_i = sum_r o_ri / sum_r x_ri``,
 
@@ -18,8 +17,6 @@ cost that comes from being slower in that very round is
     turns_i = sum_r min(cost_ri, o_ri - fast(o_r / x_r) x_ri) / sum_r e_r
 
 and slow_i, the larger of both, is what wants a cause. It measures how slow a rank is, and not its cost.
-
-Rounds that do not count, or whose waiting is not known, such as the last, are left out.
 """
 
 from __future__ import annotations
@@ -63,6 +60,7 @@ class Slowness:
         did = work(run)
         lost = attribute(run, did)
         told = told if told is not None else shares(lost, counted(run))
+        # Rounds whose waiting is not known, such as the last, say nothing of what a rank needed for itself.
         known = counted(run) & np.isfinite(run.wait_s + run.compute_s + run.input_s).all(axis=1)
         some = run.take(known)
         own_s = lost.own_s[known]
@@ -71,7 +69,8 @@ class Slowness:
         if not len(own_s):
             return cls(some, told, own_s, done, speed, np.zeros(run.workers), np.zeros(run.workers))
         with np.errstate(divide="ignore", invalid="ignore"):
-            pace = own_s.sum(axis=0) / done.sum(axis=0)  # of a rank without samples: not finite
+            # Not finite for a rank without samples.
+            pace = own_s.sum(axis=0) / done.sum(axis=0)
             lag = np.where(np.isfinite(pace), np.clip(1.0 - fast(pace) / pace, 0.0, 1.0), 0.0)
         return cls(some, told, own_s, done, speed, np.nan_to_num(lag), _turns(lost, known, own_s, done))
 

@@ -1,15 +1,8 @@
 """The verdict in words: what cost the most, why, and what to do next.
 
-A loss is named if it takes at least `LEAST` of the time. Losses that equal ranks have, too, must take at least
-`LEAST_UNEXPLAINED`: transfers, ranks that compute longer in turns, and late ranks without a cause. The largest of those
-is named. Waiting for late ranks is one loss, if some ranks bear at least ``_NOTABLE`` times an even share of it. If
-not, its kinds are three: ranks wait for their own data, or do other work at different moments, or take turns in
-computing longest.
-
-A rank that has a cause is named in any case, late or not, and before the losses of all ranks: if the split makes up for
-a slow rank, no loss shows it, and a slow rank's part in a transfer is slow, too. Ranks count as taking turns if they
-bear about the same, for a reason not known, and are as fast as others on the whole. If there is neither a loss nor a
-cause, nothing is wrong. ``causes`` come from elsewhere: one for each rank, None for a rank without.
+The largest loss that takes at least `LEAST` of the time is named. A rank that has a cause is named in any case, late or
+not, and before the losses of all ranks. If there is neither a loss nor a cause, nothing is wrong. `causes` finds the
+causes: one for each rank, None for a rank without.
 """
 
 from __future__ import annotations
@@ -78,15 +71,18 @@ def verdict(found: Figures, causes: Sequence[Cause | None]) -> Verdict:
     slow = _slow_ranks(found, own, take_turns=not late)
     if late and found.ranks.cost[late].sum() < LEAST_UNEXPLAINED and not set(late) & set(slow):
         late, scatter = [], late  # by all that is known
+    # Waiting for a few late ranks is one loss. If all bear about the same, each kind of waiting is a loss by itself.
     losses = dict(found.kinds)
     if late:
         losses = {"late": found.waiting_for_ranks, "transfer": losses["transfer"], "between": losses["between"]}
+    # Equal ranks have these two losses as well.
     least = {"transfer": LEAST_UNEXPLAINED, "computing": LEAST_UNEXPLAINED}
-    told = [loss for loss, share in losses.items() if share >= least.get(loss, LEAST)]
-    largest = max(told, key=losses.__getitem__, default="nothing")
+    large = [loss for loss, share in losses.items() if share >= least.get(loss, LEAST)]
+    largest = max(large, key=losses.__getitem__, default="nothing")
     of_all = _of_all_ranks(found, largest) if largest in found.kinds else None
     if network is not None and of_all is not None and largest == "transfer":
         of_all = Verdict(of_all.verdict, network.evidence, network.way_out, "transfer", ("network",))
+    # Before the losses of all ranks: if the split makes up for a slow rank, no loss shows it.
     if late and (largest == "late" or slow):
         return _late(found, late, own, of_all)
     if slow:
@@ -105,11 +101,9 @@ def late_ranks(found: Figures) -> list[int]:
 
 
 def _slow_ranks(found: Figures, causes: Sequence[Cause | None], *, take_turns: bool = False) -> list[int]:
-    """Return the ranks with a cause, the slowest first; those with too large a share only if there are no others.
-
-    If ranks take turns, one that is about as fast as others is not slow for an unknown reason.
-    """
+    """Return the ranks with a cause, the slowest first; those with too large a share only if there are no others."""
     pace = found.ranks.of_best_rank
+    # If ranks take turns, one that is about as fast as others is not slow for an unknown reason.
     slow = pace <= 1.0 - LEAST_UNEXPLAINED if take_turns else np.ones(len(pace), dtype=bool)
     kinds = {i: cause.kind for i, cause in enumerate(causes) if cause and (slow[i] or cause.kind != "unknown")}
     ranks = [rank for rank, kind in kinds.items() if kind != "share"] or list(kinds)
@@ -150,7 +144,8 @@ def _slow(found: Figures, slow: list[int], causes: Sequence[Cause | None], of_al
     be, have, who, rest = ("is", "has", "It", "rests") if alone else ("are", "have", "They", "rest")
     what = {"share": f"{have} too large a share", "rests": rest}.get("".join(kinds), f"{be} slow")
     besides = of_all if of_all is not None and of_all.kind not in kinds else None
-    hidden = max(found.kinds, key=found.kinds.__getitem__) in ("transfer", "between")  # no rank's cause explains these
+    # No rank's cause explains these two.
+    hidden = max(found.kinds, key=found.kinds.__getitem__) in ("transfer", "between")
     also = f", and the {_largest(found, besides)}" if besides or hidden else "."
     text = f"{_named(slow)} {what}. {who} held all others up for {percent(cost)} of the time{also}"
     next_ways = dict.fromkeys([*ways, *_gain(found), *([besides.next] if besides else [])])
@@ -185,7 +180,8 @@ def _gain(found: Figures) -> list[str]:
         return fewer
     balanced, rate = found.alternatives.of("lb-bsp"), found.alternatives.samples_per_s
     if balanced is None or balanced.least < _LEAST_GAIN * rate:
-        return []  # leaving a rank out is a gain under lb-bsp, and the table says so
+        # Leaving a rank out is a gain under lb-bsp, and the table says so.
+        return []
     least, most = f"{balanced.least / rate:.2f}", f"{balanced.most / rate:.2f}"
     if balanced.most > _NARROW * balanced.least:
         how = f"at least {least} times"
@@ -228,7 +224,8 @@ def _of_all_ranks(found: Figures, loss: str) -> Verdict:
 
 
 def _twice_the_batch(found: Figures) -> str:
-    """Say what a larger batch would save: the transfer takes as long, and all else twice as long."""
+    """Return a sentence on what twice the batch would gain."""
+    # The transfer would take as long, and all else twice as long.
     faster = 2.0 / (2.0 - found.kinds["transfer"])
     text = f"Twice the batch would do {faster:.2f} times as many samples per second"
     if math.isfinite(found.noise_scale):

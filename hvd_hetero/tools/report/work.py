@@ -10,9 +10,6 @@ costs as much as β samples besides. The speed refers to one of the typical size
 
     speed = (x + β κ) / t · s / (s + β)
 
-The mean is over samples, which is the harmonic mean over rounds: a rank that is slow for a third of the time has lost
-time, and a median would not show it.
-
 Shapes: K rounds, n ranks.
 """
 
@@ -68,10 +65,10 @@ def impossible(run: Run) -> dict[str, Bools]:
     """Return, for each column of seconds, which figures cannot be true; (K, n).
 
     No rank was busy, or waited, for less than no time, or for much longer than the round and the one before it took.
-    ``elapsed_s`` comes from rank 0: if it pauses before it sees that a round is over, its next round is short, and
-    others have waited for it since. If the round before was not recorded, it may have taken as long as all that were.
     """
     elapsed_s = np.where(run.elapsed_s > 0, run.elapsed_s, 0.0)
+    # With the round before, because elapsed_s is rank 0's: if it pauses before it sees that a round is over, its next
+    # round is short, and others have waited since. One that was not recorded may have taken as long as all that were.
     before_s = np.full_like(elapsed_s, elapsed_s.sum())
     follows = np.flatnonzero(np.diff(run.round) == 1) + 1
     before_s[follows] = elapsed_s[follows - 1]
@@ -96,7 +93,8 @@ def work(run: Run) -> Work:
     with np.errstate(invalid="ignore"):
         known = (c > 0) & ~wrong["compute_s"] & (samples > 0)
         known &= (samples + fixed <= MOST_SPEED * c) & (c <= MOST_SPEED * samples)
-        update_s[~(update_s < 0.9 * c)] = 0.0  # more cannot be true
+        # A larger update cannot be true.
+        update_s[~(update_s < 0.9 * c)] = 0.0
         pace = np.where(known, (samples + fixed) / np.where(known, c - update_s, 1.0), 0.0)
     if not known.all():
         pace = _filled(pace, known)
@@ -130,5 +128,7 @@ def speeds(run: Run, done: Work) -> Floats:
 def mean_speed(speed: Floats) -> Floats:
     """Return each rank's harmonic mean over the rounds in which it is known; (n,)."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # NaN is the right answer for a rank without figures
+        # NaN is the right answer for a rank without figures.
+        warnings.simplefilter("ignore", RuntimeWarning)
+        # The mean over samples. A rank that is slow for a third of the time has lost time, which a median would hide.
         return np.asarray(1.0 / np.nanmean(1.0 / speed, axis=0))

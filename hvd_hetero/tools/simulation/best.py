@@ -3,9 +3,7 @@ r"""The best possible split of a round: the one to choose if its speeds were kno
     T* = min { τ : sum_i cap_i(τ) >= X },    cap_i(τ) = max { x : f_i Γ_i(x) <= A_i(T, T + τ) }
 
 cap_i counts the samples that worker i can finish within τ seconds at its future pace. T* is found by
-bisection over τ. It ends when the caps sum to X, because then they are cap(T*), or at a relative 1e-9, if several
-workers end a sample at T*. It begins at the T* of the round before. What is above X is cut from the workers that end
-most samples at T*. It minimises the round's computing over all splits, and includes saturation, memory limits and
+bisection over τ. It minimises the round's computing over all splits, and includes saturation, memory limits and
 changes of pace in the middle of the round: no policy that ends a round when all are done can be sooner. With a server
 the same holds but for the queue at the server. If every batch varies by itself (``per="batch"``), f_i is the mean of
 the draws that a share will meet, and the split is the best one with one micro-batch a worker; accumulation over many
@@ -73,6 +71,7 @@ class BestSplit(Policy):
                 machines.devices.within(machines.availability.work_between(start_s, end_s) / factors), total
             )
 
+        # From the T* of the round before, which is near.
         early_s, late_s = 0.0, self._span_s
         while int((shares := capacity(late_s)).sum()) < total:
             early_s, late_s = late_s, 2.0 * late_s
@@ -81,6 +80,8 @@ class BestSplit(Policy):
                     f"speeds must let {total} samples end within {_LONGEST_S:g} s, and rank {int(np.argmax(factors))} "
                     f"takes {factors.max():g} times its time; mend the speeds of the description or of the run"
                 )
+        # Caps that sum to the batch are those of T*. If several workers end a sample at T* itself, they never do, and
+        # a relative 1e-9 ends the search.
         while (spare := int(shares.sum()) - total) and late_s - early_s > 1e-9 * late_s:
             middle_s = 0.5 * (early_s + late_s)
             fewer = capacity(middle_s)
@@ -89,7 +90,8 @@ class BestSplit(Policy):
             else:
                 late_s, shares = middle_s, fewer
         self._span_s = late_s
-        if spare:  # a few samples that end at T* itself
+        # Taken from the workers that end most samples at T* itself.
+        if spare:
             ended = np.maximum(shares - capacity(early_s), 0)
             for i in np.argsort(-ended, kind="stable").tolist():
                 cut = min(spare, int(ended[i]))

@@ -32,7 +32,7 @@ from hvd_hetero.tools.simulation.variation import PER, Exponential, Jitter, Rand
 
 T = TypeVar("T")
 _BYTES_PER_MBIT = 1e6 / 8
-_LEAST_LEFT = 0.01  # of a machine that others use: a share of 0 never ends (arbitrary)
+_LEAST_LEFT = 0.01  # of a machine that others use (arbitrary)
 
 MILLISECONDS = Setting(float, 0.0, 0, 1e3 * LONGEST_S, "milliseconds, 0 for none")
 _MBPS = "megabits per second; leave it out for a link that takes no time"
@@ -129,6 +129,7 @@ def _availability(table: Any, where: str, folder: Path) -> Availability:
     scale, within = values["scale"], Availability.settings["share"]
     if values["used"]:
         bounds = Setting(float, least=0, most=1 / scale, of="the share that others use, times 1 / scale")
+        # A share of 0 would never end.
         shares = [max(1.0 - scale * used, _LEAST_LEFT) for used in _column(values, bounds, where, folder)]
     else:
         bounds = Setting(float, least=within.least / scale, most=within.most / scale, of=within.of)

@@ -15,9 +15,7 @@ so stepping from round to round is the discrete-event simulation.
 
 **What is production here**: the policy object and the planner; one ``measurement.SpeedMeter`` per worker with its
 predictor and device profile, driven by a simulated clock (``simulation.meters``); ``RoundPlan``, ``RoundTable``,
-``SharedPermutation``. Only the order of a balancer's steps is repeated here, because n balancers each hold a table of n
-rows, which at n = 1,000 is n² numbers a round. A test drives n real balancers by the same clock and finds the same
-plans.
+``SharedPermutation``. A test drives n real balancers by the same clock and finds the same plans.
 
 Cost: O(n) a round: 30 to 130 microseconds a worker, mostly its meter's and predictor's.
 
@@ -155,6 +153,8 @@ class RoundSimulation:
 
     def step(self) -> FinishedRound:
         """Run one round."""
+        # The order of a balancer's steps is repeated here, because n balancers each hold a table of n rows, which at
+        # n = 1,000 is n² numbers a round.
         machines, options, n = self.machines, self.options, self.machines.count
         begin_s, factors = self.now_s, machines.per_round.round(self.rounds)
         plan, samples = self._plan(factors)
@@ -238,7 +238,8 @@ class RoundSimulation:
         if plan.ends == "first":
             most = count
             if (end := self.planner.anticipation) is not None:
-                errors = self.machines.measurement.round(self.rounds)  # a worker goes by its own clock
+                # A worker goes by its own clock, with its error.
+                errors = self.machines.measurement.round(self.rounds)
                 busy_s = (ends_s - start_s[:, None]) * errors[:, None] + input_s[:, None]
                 stops = end.ends_before(busy_s, input_s[:, None], number + 1) & (number + 1 < count[:, None])
                 most = np.where(stops.any(axis=1), stops.argmax(axis=1) + 1, count)

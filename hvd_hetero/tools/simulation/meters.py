@@ -58,18 +58,17 @@ class SpeedMeters:
         return {name: np.array([row[name] for row in rows], dtype=np.float64) for name in rows[0]}
 
     def know(self, fixed_samples: Floats) -> None:
-        """Tell each rank its fixed cost, in samples."""
+        """Set each rank's fixed cost, in samples."""
         for meter, samples in zip(self.each, fixed_samples.tolist(), strict=True):
             if meter.learner.pace is not None:
                 meter.learner.pace.know(samples)
 
 
 def _predictor(policy: Policy) -> Predictor:
-    """Return a predictor of a rank's own, as in production, where each rank is a process.
-
-    NARX trains inside ``update``: in the background, its forecasts would depend on the wall clock.
-    """
+    """Return a predictor of a rank's own, as in production, where each rank is a process."""
     predictor = policy.predictor()
-    if policy.predictor() is predictor:  # an object, which in production each process would have
+    # An object given to the policy is the same each time; in production each process would have its own.
+    if policy.predictor() is predictor:
         return copy.deepcopy(predictor)
+    # In the background NARX's forecasts would depend on the wall clock.
     return NARX(background=False) if type(predictor) is NARX else predictor

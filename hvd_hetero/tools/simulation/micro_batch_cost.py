@@ -15,27 +15,16 @@ micro-batches, the likelihood is Student's, in which one strange pair does not o
     L(φ, ψ) = sum over pairs of (ν + 1) log(1 + e_k² / (ν τ²)),        L(φ) = min over ψ of L(φ, ψ)
 
 for φ in {0, 0.001, …, 0.99} and ψ in {0, …, 1}. The estimate is the mean of φ with the weights w(φ) exp(-L(φ) / 2),
-because the time of any other micro-batch is linear in φ. A priori φ = 0 is as likely as all others together, so w(0) is
-990, else 1. With equal weights, telemetry that shows little would mean half of a micro-batch. ``least`` and ``most``
-bound the φ with
+because the time of any other micro-batch is linear in φ. ``least`` and ``most`` bound the φ with
 
     L(φ) <= min L + P log(1 + t² / (P - p)),        t the 0.99 quantile of Student's with P - p degrees of freedom
 
 for P pairs and p unknowns. Each comes with its own best ψ. Three pairs allow nearly anything, and of many the bound
-comes to 5.4. Where κ never changes, b and c cannot be separated, and c is 0. A rank that times the cost of a round
-(``once_s``) has missed no more of it than it has seen: c is at most as large. Otherwise one strange short round of few
-micro-batches passes for a large c, and moves b.
+comes to 5.4. τ is 1.48 medians of |y_{k+1} - y_k| over pairs of one size, or of |e_k| where that is least, if it is
+more.
 
-y_k is a mean over up to four rounds alike, so that the noise of the longer series does not count.
-
-τ is 1.48 medians of |y_{k+1} - y_k| over pairs of one size, or of |e_k| where that is least, if it is more. If fewer
-than three pairs of one size may be compared, as in epochs of two rounds, rounds of one size that follow each other
-count, whatever lies between them.
-
-The caller knows which pairs may be compared. Fewer than three that differ show nothing, since one may be an accident.
-Then β is not identified, as where all micro-batches have one size and all rounds one number of them: the estimate is 0,
-and the range is all of φ in [0, 0.99]. ``measurement.fixed_cost`` finds the same while training goes on, and must act:
-it takes the mean of φ as soon as there is any evidence.
+The caller knows which pairs may be compared. ``measurement.fixed_cost`` finds the same while training goes on, and must
+act: it takes the mean of φ as soon as there is any evidence.
 
 t holds the wait for the first micro-batch, most of which moves with the samples. The rest may come once a round, if
 a loader fetches the others meanwhile, or with each of them. ``if_it_waits_once`` covers both.
@@ -98,14 +87,19 @@ def fixed_samples(
     betas = typical * _SHARES / (1.0 - _SHARES)
     alike = (np.diff(sizes) == 0) & (np.diff(micro_batches) == 0)
     each_s = np.log(seconds / micro_batches)
+    # From the mean of up to four equal rounds, so that the noise of the longer series does not count.
     change_s = each_s[1:] - _recent(each_s, paired & alike)[:-1]
     told = paired & ~alike
+    # One or two pairs may be an accident, so the cost is not identified: the estimate is 0, and anything is possible.
     if told.sum() < _LEAST_PAIRS:
         return FixedSamples(Fixed(0.0), Fixed(0.0), Fixed(float(betas[-1])))
     before, after = sizes[:-1][told], sizes[1:][told]
     once_before, once_after = 1.0 / micro_batches[:-1][told], 1.0 / micro_batches[1:][told]
+    # Bounded by what the rank has timed: else a strange short round of few micro-batches passes for a large cost of
+    # a round, and moves that of a micro-batch.
     bound = most_round_s / float(np.median(seconds / micro_batches))
     possible = [share for share in _PER_ROUND if share < bound] + ([bound] if bound <= _PER_ROUND[-1] else [])
+    # If all rounds have as many micro-batches, the two costs cannot be separated, and that of a round is 0.
     per_round = np.array(possible if (once_before != once_after).any() else _PER_ROUND[:1])
 
     def of_each(figure: Callable[[Floats], Floats]) -> Floats:
@@ -121,6 +115,7 @@ def fixed_samples(
         return np.concatenate([figure(errors(some)) for some in np.array_split(betas, parts)])
 
     same = np.abs(change_s[paired & alike])
+    # As in epochs of two rounds: then equal rounds count, whatever lies between them.
     if len(same) < _LEAST_PAIRS:
         same = np.abs(change_s[alike])
     scatter = float(of_each(lambda errors: np.median(np.abs(errors), axis=-1)).min())
@@ -130,9 +125,12 @@ def fixed_samples(
     both = of_each(lambda errors: (_TAILS + 1.0) * np.log1p((errors / noise) ** 2 / _TAILS).sum(axis=-1))
     against, best = both.min(axis=1), per_round[both.argmin(axis=1)]
     weights = np.exp(-0.5 * (against - against.min()))
+    # A priori no cost is as likely as all others together; with equal weights, telemetry that shows little would mean
+    # half of a micro-batch.
     weights[0] *= len(weights) - 1
     within = np.flatnonzero(against <= against.min() + tolerated)
-    first, last = max(within[0] - 1, 0), min(within[-1] + 1, len(betas) - 1)  # the grid's own error
+    # One step further at either end, which is the grid's own error.
+    first, last = max(within[0] - 1, 0), min(within[-1] + 1, len(betas) - 1)
     last = max(last, int(np.searchsorted(_SHARES, _BEND)))
     likely = int(np.rint((weights / weights.sum()) @ np.arange(len(betas))))
     least, chosen, most = (Fixed(float(betas[i]), float(best[i] * (typical + betas[i]))) for i in (first, likely, last))

@@ -8,23 +8,13 @@ v_ik = (x_ik + β_i κ_ik) / t_ik is kept as it was, whatever the batch:
     Γ_i(x) = (x + β_i) / v_i,  v_i = median_k v_ik;      f_i(k) = v_i / v_ik;      transfer_k = elapsed_k - max_i t_ik
 
 so a simulated round takes max_i f_i(k) (x_i + β_i κ_i) / v_i + transfer_k, and the recorded policy, with its
-recorded plans, takes exactly as long as it took, whatever β. A rank without a figure in a round keeps the figure of its
-round before; one that rests in all of these rounds keeps the latest of the run. ``extremes`` are the same machines with
-the least and with the most β of all ranks: their difference is what the run leaves open. Where samples cost unequally
-much, x_ik is the recorded work: samples, each as many as it costs of a mean one.
+recorded plans, takes exactly as long as it took, whatever β. ``extremes`` are the same machines with the least and with
+the most β of all ranks: their difference is what the run leaves open. Where samples cost unequally much, x_ik is the
+recorded work: samples, each as many as it costs of a mean one.
 
 What is assumed: time is a line in the samples of a micro-batch; what was slow at round k would have been slow at round
-k of the other policy too; and the rest of the round, transfer_k, does not depend on the policy. The first rounds
-(start-up) are left out, and so are short last rounds of epochs, except for β, about which they show most.
-
-**Pairs of rounds that show β** follow each other in one epoch. Both are whole: if the first rank ends a round, the
-pace decides how much the others have done. If a plan changes in the middle of an epoch, the rank's drivers must not
-have changed by a twentieth: a policy that foresees the pace by them changes the batch together with the pace. A record
-of every k-th round has no such pairs.
-
-**Drivers.** The line of round k holds what a rank read of its CPU and memory after computing it, that is before round
-k + 1. So before the round made from round k a predictor reads the line of round k - 1, as it did in production: the
-drivers that go with v_ik. They move no speed here, which is v_ik whatever they are.
+k of the other policy too; and the rest of the round, transfer_k, does not depend on the policy. Drivers of the record
+move no speed here, which is v_ik whatever they are.
 
 **By how much luck moves the rate** (`rate_error`). Round k took T_k seconds, and E_k were to be expected: of its plan,
 at each rank's median pace. The rounds, in order, make up to ten blocks, with u_j = (sum of T_k) / (sum of E_k) over the
@@ -65,7 +55,7 @@ _LONGEST_ROUND_S = 1e9  # thirty years
 _SAME_DRIVER = 0.05
 _BLOCKS = 10  # arbitrary: fewer see slower changes, and know their scatter less well
 _PROBABILITY = 0.975  # of not being exceeded; both sides leave out 5 %
-_COLD_ROUNDS = 2  # arbitrary; one odd pair does no harm, and a run of long rounds has few
+_COLD_ROUNDS = 2  # arbitrary
 _LEAST_WAITING = 1e-3  # of a rank's work; less moves nothing
 _LEAST_CHANGE = 0.1  # of log s, where a plan changes in the middle of an epoch
 _MOST_COST = 10.0  # of the mean sample of a run, which costs 1: beyond this, its work is not believed (arbitrary)
@@ -139,8 +129,9 @@ def replay(run: Run) -> Replay:
     busy_s = run.compute_s + run.input_s
     busy_s = np.where((busy_s > 0) & (busy_s <= _LONGEST_ROUND_S), busy_s, 0.0)
     once_s = np.where((run.once_s > 0) & (run.once_s < busy_s), run.once_s, 0.0)
-    wait_s = np.minimum(once_s, np.where(run.input_s > 0, run.input_s, 0.0))  # for the first micro-batch
-    busy_s = busy_s - (once_s - wait_s)  # without the update
+    # What a rank paid once: the wait for its first micro-batch, and the update, which is no part of the work.
+    wait_s = np.minimum(once_s, np.where(run.input_s > 0, run.input_s, 0.0))
+    busy_s = busy_s - (once_s - wait_s)
     known = (run.samples * MOST_SPEED >= busy_s) & (busy_s * MOST_SPEED >= run.samples) & (run.samples > 0)
     if not run.elapsed_s[keep].sum() > 0:
         raise ValueError("elapsed_s must be above 0 in some round after the start-up, got 0 in all; record another run")
@@ -195,12 +186,16 @@ def _samples_of(run: Run, epoch: NDArray[np.bool_]) -> int:
 def _fixed(run: Run, busy_s: Floats, wait_s: Floats, cut: Ints, known: NDArray[np.bool_], rank: int) -> FixedSamples:
     """Return β and γ of a rank, from all rounds after the start-up in which it had something to do."""
     samples, counts = run.samples[:, rank], cut[:, rank]
+    # A pair shows the fixed cost if both rounds are of one epoch; a record of every k-th round has none.
     follows = (np.diff(run.round) == 1) & (np.diff(run.epoch) == 0)
+    # Whole ones only: if the first rank ends a round, the pace decides how much the others have done.
     # Plans count samples; where work is known, samples are counted by cost, and no policy ends a round early.
     whole: NDArray[np.bool_] = (samples == run.plan[:, rank]) | (run.work[:, rank] > 0)
     even: NDArray[np.bool_] = samples % counts == 0
     last = np.append(run.epoch[2:] != run.epoch[1:-1], np.True_)
     short = last & (np.diff(run.plan.sum(axis=1)) < 0)
+    # A policy that foresees the pace by the drivers changes the batch together with the pace, which would pass for a
+    # fixed cost. So a plan that changes in the middle of an epoch counts only while the drivers stay.
     drivers = np.stack([run.cpu[:, rank], run.memory[:, rank]])
     # The forecast for round k + 1 saw the line of round k, and that for round k the line before.
     foreseen = np.append(np.False_, (np.abs(np.diff(drivers)) >= _SAME_DRIVER)[:, :-1].any(axis=0))
@@ -209,6 +204,7 @@ def _fixed(run: Run, busy_s: Floats, wait_s: Floats, cut: Ints, known: NDArray[n
     drifts = ~alike & (np.abs(np.diff(sizes)) < _LEAST_CHANGE)
     planned = short | (~foreseen & ~drifts & whole[:-1])
     paired = follows & known[1:, rank] & known[:-1, rank] & whole[1:] & (whole | even)[:-1] & planned
+    # Of the start-up less is left out than elsewhere: one odd pair does no harm, and a run of long rounds has few.
     used = np.flatnonzero(known[:, rank])
     used = warm if len(warm := used[used >= _COLD_ROUNDS]) else used
     done, cuts, seconds = samples[used].astype(np.float64), counts[used].astype(np.float64), busy_s[used, rank]
@@ -233,11 +229,13 @@ def _readings(run: Run, keep: NDArray[np.int64], rank: int) -> tuple[Resources, 
                 f"{name} must be at least 0 and at most 1, got {read[first]:g} in round {run.round[keep[first] - 1]} "
                 f"on rank {rank}; remove that line"
             )
+    # The line of round k holds what was read after computing it. A predictor had seen the line before, so here, too.
     before = zip(run.cpu[keep - 1, rank].tolist(), run.memory[keep - 1, rank].tolist(), strict=True)
     return tuple(Resources(cpu, memory) for cpu, memory in before)
 
 
 def _usable(run: Run) -> NDArray[np.int64]:
+    # Short last rounds of epochs show the fixed cost best, but they are no rounds of the global batch.
     planned = run.plan.sum(axis=1)
     last = np.append(run.epoch[1:] != run.epoch[:-1], True)
     before = np.maximum.accumulate(np.where(last, -1, np.arange(len(last))))  # the latest that ends no epoch

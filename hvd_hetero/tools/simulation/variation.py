@@ -162,6 +162,7 @@ class Draws:
             row = np.ones(_BLOCK)
             for j, variation in self._variations[worker]:
                 if (rng := self._generators.get((worker, j))) is None:
+                    # A stream of its own, so that one more worker or variation changes no other's draws.
                     rng = np.random.Generator(np.random.PCG64([self._seed, self._stream, worker, j]))
                     self._generators[worker, j] = rng
                 row *= variation.draw(rng, int(self._number[worker]) * _BLOCK, _BLOCK)

@@ -5,17 +5,13 @@ For the workers S that stay, on the K rounds of a replay:
     R(S) = mean_k X_k / (mean_k max_{i in S} f_ik Γ_i(x_i, κ_i) + c + ρ(S) e)
 
 with the factors f of ``replay``, and Γ as ``compute`` has it. x is LB-BSP's division of X_k, round k's global batch,
-among S: the exact optimum at the median paces of each ``_BLOCK`` rounds, less where the batch changes. Each worker that
-stays gets a sample at least, as in production: this is how a very slow one hurts. Workers that rested in most
-rounds get samples only if the round is sooner with them. e is the mean transfer, the wait of the rank that came last.
-c is the rest of a round, which the workers that stay pay, too.
-
-LB-BSP itself, in ``engine``, takes 1 to 3 s for what takes a tenth here, and divides a little worse.
+among S: the exact optimum at the median paces of each ``_BLOCK`` rounds. e is the mean transfer, the wait of the rank
+that came last. c is the rest of a round, which the workers that stay pay, too.
 
 **Transfers of fewer workers.** n workers took e, so ρ = 1. In a ring of alike links m workers take (m - 1) / (n - 1)
 of that if latency decides, and n / m times that share if bandwidth does, which is likely where transfers matter. But
 the link of the worker that leaves may have been the slow one, or the time may not depend on m, so ρ may be anything
-from 0 to 1. A single worker sends nothing, and pays at most ``_ALONE_S`` for asking.
+from 0 to 1.
 
 **Interval.** R(S) lies between the least and the most over ρ and over the fixed costs that the run allows, and wider
 by the luck of another run (``replay.rate_error``) at either end. Without / with is computed on the same machines.
@@ -186,6 +182,7 @@ def _transfers_s(all_s: float, count: int, workers: int) -> list[float]:
     """Return the most, the likely and the least seconds of a transfer among so many of the workers."""
     if count == workers:
         return [all_s] * 3
+    # A single worker sends nothing, and pays for asking.
     if count == 1:
         return [min(all_s, _ALONE_S), 0.5 * min(all_s, _ALONE_S), 0.0]
     return [all_s, workers * (count - 1) / (count * (workers - 1)) * all_s, 0.0]
@@ -194,16 +191,20 @@ def _transfers_s(all_s: float, count: int, workers: int) -> list[float]:
 def _computing_s(machines: Replay, cluster: Cluster, factors: Floats, stay: Sequence[int]) -> float:
     """Return the mean seconds of a round until the last of these workers is done; those that rested may do nothing."""
     run, totals = machines.run, machines.totals
+    # Ranks that were idle in most rounds get samples only if the round is sooner with them.
     rests = np.median(run.plan[list(machines.kept)], axis=0) == 0
     awake = [i for i in stay if not rests[i]]
     sooner_s = _computing_s(machines, cluster, factors, awake) if 0 < len(awake) < len(stay) else math.inf
     devices, limits = Devices([cluster.workers[i].compute for i in stay]), run.limit[-1, list(stay)].astype(np.float64)
     beta, total_s = devices.intercept_s / devices.slope_s, 0.0
+    # One exact split for a block of rounds: LB-BSP itself, in the engine, takes 1 to 3 s for what takes a tenth here,
+    # and divides a little worse.
     parts = np.array_split(np.arange(len(totals)), math.ceil(len(totals) / _BLOCK))
     begins = np.unique([*(part[0] for part in parts), *(np.flatnonzero(np.diff(totals)) + 1)])
     for begin, block in zip(begins, np.split(factors[:, stay], begins[1:]), strict=True):
         equal = equal_plan(len(stay), totals[begin])
         speeds = 1.0 / (np.median(block, axis=0) * devices.slope_s * (1.0 + beta / equal.typical_size))
+        # Each worker gets a sample at least, as in production: this is how a very slow one hurts.
         costs = AffineCosts(speeds, beta, equal.typical_size, 1, 1)
         plan = costs.divided(equal, None, limits).within(limits)
         total_s += float((block * devices.pieces(plan.shares, plan.cuts).work_s).max(axis=1).sum())
