@@ -19,16 +19,13 @@ _Stretch = tuple[Any, Any]  # from one event to another
 class CudaStopwatch:
     """A stopwatch (``hvd_hetero.measurement.stopwatch``) of the stream on which the work is queued.
 
-    An event before and one behind each stretch of work, and one at the end of the round. Starting costs the host about
-    a tenth of a millisecond (``benchmarks/gpu/curve.py``). Only `read` and `catch_up` wait for the device, and
-    a thread that waits is asleep.
-
-    A stretch ends where the device comes to its last event. It includes the device's waiting for a host that launches
-    kernels too slowly for a small batch, as the round does.
+    An event before and one behind each stretch of work, and one at the end of the round. Only `read` and `catch_up`
+    wait for the device. A stretch includes the device's waiting for a host that launches kernels too slowly.
     """
 
     def __init__(self, device: torch.device, event: Callable[[], Any] | None = None) -> None:
         self._device = device
+        # Blocking: a thread that waits for an event is asleep.
         self._new = event or (lambda: torch.cuda.Event(enable_timing=True, blocking=True))  # type: ignore[no-untyped-call]
         self._spare: list[Any] = []
         self._now = _Queued()

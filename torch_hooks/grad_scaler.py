@@ -65,7 +65,8 @@ class GradScaler(torch.amp.GradScaler):
             return super().step(optimizer, *args, **kwargs)
         self._must_be_mine(optimizer)
         ready = self._optimizer._synchronised or self._optimizer.synchronize()
-        with self._optimizer.skip_synchronize():  # a round that ends early must not end between the two
+        # A round that ends early must not end between the two calls.
+        with self._optimizer.skip_synchronize():
             if ready:
                 return super().step(optimizer, *args, **kwargs)
             self._optimizer.step(*args, **kwargs)
@@ -82,7 +83,8 @@ class GradScaler(torch.amp.GradScaler):
     def step_without_data(self) -> None:
         """Do what the loop's body does on other ranks; the loader calls this."""
         device = self._optimizer.param_groups[0]["params"][0].device
-        self.scale(torch.zeros((), device=device))  # the scale exists from its first use on
+        # The scale exists from its first use on.
+        self.scale(torch.zeros((), device=device))
         self.step(self._optimizer)
         self.update()
 
@@ -93,7 +95,8 @@ class GradScaler(torch.amp.GradScaler):
             self._tell_scale()
 
     def _tell_scale(self) -> None:
-        scale = self.get_scale()  # waits for the device, as step() has done just now to look for infinities
+        # This waits for the device, as step() has done just now to look for infinities.
+        scale = self.get_scale()
         self._optimizer._synchroniser.scale = math.log(scale) if scale > 0 else -math.inf
 
     def _must_be_mine(self, optimizer: torch.optim.Optimizer) -> None:

@@ -274,6 +274,8 @@ class DistributedOptimizer(WrappedOptimizer):
 
     def _require_known(self) -> None:
         """Raise if the optimizer would update parameters whose gradients are not summed."""
+        # Taking them up here was rejected: a rank without data skips the loop's body and would not know of them, so the
+        # others would wait in the broadcast. Compared by identity and in C, since it is done for each step.
         trained = [*itertools.chain.from_iterable(group["params"] for group in self._inner.param_groups)]
         if len(trained) == len(self._names) and all(map(operator.is_, trained, self._names)):
             return
@@ -290,7 +292,8 @@ class DistributedOptimizer(WrappedOptimizer):
         if self._skip and not self._synchronised:
             if not balancer.between_updates:
                 raise RoundStateError("step() under skip_synchronize() needs a call of synchronize() before it")
-            self._gathered.done()  # else a zero_grad() that follows would seem to clear this micro-batch
+            # Else a zero_grad() that follows would seem to clear this micro-batch.
+            self._gathered.done()
             balancer.pause()
             return
         if self._synchroniser.updates_locally:
@@ -315,7 +318,8 @@ class DistributedOptimizer(WrappedOptimizer):
         self._synchronised = False
         self._gathered.done()
         if self._balancer.work.samples:
-            for parameter in self._names:  # state must exist alike on all ranks, whatever their losses have reached
+            # The optimizer's state must exist alike on all ranks, whatever their losses have reached.
+            for parameter in self._names:
                 if parameter.requires_grad and parameter.grad is None:
                     parameter.grad = empty_gradient(parameter, self._inner)
             self._inner.step()
@@ -334,11 +338,10 @@ class DistributedOptimizer(WrappedOptimizer):
         self._gathered.awaits_step = False  # the scaler may find an infinity, and leave the update out
         return False
 
-    # What a session and a gradient scaler ask between two of the loop's calls.
-
     def _begin_micro_batch(self) -> None:
         """Begin a micro-batch."""
-        self._synchronised = False  # a gradient scaler may have left the last round's gradients unused
+        # A gradient scaler may have left the last round's gradients unused.
+        self._synchronised = False
         self._declined = False
         if self._made is not None:
             self._made.forget_unless_received()

@@ -65,7 +65,8 @@ class Shortage:
             if not is_out_of_memory(error):
                 raise
             self._parts = self._undo(gathered, error)
-            traceback.clear_frames(error.__traceback__)  # of functions that have ended: they hold activations
+            # Frames of functions that have ended still hold activations.
+            traceback.clear_frames(error.__traceback__)
 
     def take_parts(self) -> int:
         """Return how large the parts may be in which to do the last micro-batch again; 0: it is done."""

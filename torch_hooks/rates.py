@@ -30,8 +30,8 @@ class Rates:
         if self._warns and any(hasattr(each.step, "_wrapped_by_lr_sched") for each in (optimizer, *around)):
             self._warns = False
             logger.warning(
-                "a learning-rate schedule goes with a global batch that adapts, so that steps are worth different "
-                "amounts; unless it goes by balance.progress or by epochs, let it do so"
+                "the learning-rate schedule may count steps, but Goodput changes the global batch, so steps are not "
+                "equal. Step the schedule by balance.progress or by epochs"
             )
         if self._balancer.planner.rate_factor != 1.0:
             if optimizer not in self._watched:
@@ -46,5 +46,6 @@ class Rates:
         """Set the rates to what they were; a hook."""
         while self._own:
             group, rate, used = self._own.pop()
-            if group["lr"] is used:  # else a hook has set another one
+            # Else a hook has set another rate during the step, which stays.
+            if group["lr"] is used:
                 group["lr"] = rate

@@ -14,9 +14,6 @@ round is ``L = sum_i (S_i / S) L_i``, and everything that a rank's backward pass
 
 where the inner sums go over rank j's numbers. So two sums per channel travel, multiplied by S_j, and what a rank
 returns is this divided by its own S_i. The layers of PyTorch and of Horovod take all S_i as equal.
-
-**The time.** A rank waits in each such layer for the slowest, in the forward and in the backward pass. This is not its
-own work (``measurement.speed_meter``): if it counted, all ranks would seem equally fast, and any split would stay.
 """
 
 from __future__ import annotations
@@ -84,7 +81,7 @@ class SyncBatchNorm(_BatchNorm):
     ) -> Any:
         """Return the module with every batch norm in it replaced, parameters and statistics kept.
 
-        Before the optimizer is made: parameters stay the same objects, but converting says so where one looks for it.
+        Call it before the optimizer is made.
         """
         if not isinstance(balance, LoadBalance):
             raise TypeError(
@@ -167,6 +164,7 @@ class _Normalise(torch.autograd.Function):
         if here:
             variance, mean = torch.var_mean(x, dims, correction=0)
             table[wire.rank] = torch.cat([mean, variance * here, table.new_tensor([here])])
+        # Waiting for the slowest rank is no work of this one: if it counted, all ranks would seem equally fast.
         with session.meter.held_up():
             table = wire.wait(wire.start_sum(table, f"{name}.statistics"))
         means, squares = table[:, :-1].chunk(2, dim=1)

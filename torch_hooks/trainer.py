@@ -129,7 +129,8 @@ class Balanced:
         """Return whether a loss is divided by the number of tokens that it is given: alike on all ranks."""
         if self._normalised is None:
             compute = super().compute_loss  # type: ignore[misc]
-            model.eval()  # the same dropout, namely none, and no statistics
+            # No dropout, which would differ between the two losses, and no running statistics.
+            model.eval()
             with torch.no_grad():
                 once, half = (float(compute(model, dict(inputs), num_items_in_batch=n)) for n in (items, 2 * items))
             model.train()
@@ -137,7 +138,8 @@ class Balanced:
             both = torch.tensor([once, half], dtype=torch.float64, device="cpu")
             with session.meter.held_up():
                 once, half = session.wire.result(session.wire.start_sum(both, f"{session.prefix}.losses")).tolist()
-            if once == 0.0:  # a batch without tokens shows nothing, and weighs nothing
+            # A batch without tokens shows nothing, and weighs nothing.
+            if once == 0.0:
                 return True
             self._normalised = abs(half) < 0.75 * abs(once)
         return self._normalised

@@ -1,4 +1,4 @@
-"""What travels between ranks beside a reducer: a late table, which no rank waits for."""
+"""The late table that ranks exchange beside a reducer, and that no rank waits for."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from torch_hooks.wires.choice import TorchWire
 
 logger = logging.getLogger(__name__)
 
-_SOON_S, _LOOKS_S = 5.0, 0.005  # a rank that has failed is not waited for any longer (arbitrary)
-_PATIENCE = 32  # tables in which no noise is known
+_CLOSE_WAITS_S = 5.0  # for the last table: a rank that has failed never comes (arbitrary)
+_TABLES_UNTIL_NOISE = 32  # a loop whose noise is still unknown then hides it in every round (arbitrary)
 _NO_NOISE = (
     "global_batch=Goodput(…) could not measure the noise of gradients. Call optimizer.zero_grad() in each round beside "
     "DistributedDataParallel, or use torch_hooks.DistributedOptimizer without another reducer"
@@ -29,7 +29,7 @@ _NO_NOISE = (
 
 
 class Comparison:
-    """The rows of one rank, and what it hears of the others'."""
+    """Sends this rank's rows of the late table, and receives the rows of all ranks."""
 
     def __init__(self, balancer: Balancer, wire: TorchWire, prefix: str, trained: Trained, noise: Noise) -> None:
         self._balancer, self._wire = balancer, wire
@@ -40,12 +40,13 @@ class Comparison:
         self._broken = False
 
     def look(self, loss: torch.Tensor) -> None:
-        """Note whether a loss is finite. Not on an accelerator, for which the host would have to wait."""
+        """Note whether a loss is finite."""
+        # The host would have to wait for an accelerator's number.
         if loss.device.type == "cpu":
             self._broken |= not math.isfinite(loss.item())
 
     def close_round(self) -> None:
-        """Close the round at hand, where this rank is done: hear of former ones, and send a row if it is due."""
+        """Close the round that this rank has done: receive the former table, and send a row if one is due."""
         self._tables.close_round()
         self._hear()
         self._trained.close_round()
@@ -65,7 +66,8 @@ class Comparison:
             if self._under_way is None:
                 try:
                     self._send()
-                except (RuntimeError, ValueError, RoundStateError) as reason:  # of a wire that was shut down
+                except (RuntimeError, ValueError, RoundStateError) as reason:
+                    # Often after destroy_process_group() or hvd.shutdown(): the training is over, and keeps its result.
                     logger.warning("the last rounds were not compared (%s); call close() before ranks part", reason)
                     return
             if not self._comes():
@@ -73,17 +75,17 @@ class Comparison:
             self._hear()
 
     def _comes(self) -> bool:
-        """Return whether the table that is on its way comes soon."""
+        """Return whether the table that was sent arrives before ``close()`` gives up."""
         assert self._under_way is not None, "it was sent"
-        until = time.monotonic() + _SOON_S
+        until = time.monotonic() + _CLOSE_WAITS_S
         while not self._wire.done(self._under_way[0]):
             if time.monotonic() > until:
                 logger.warning(
-                    "the last rounds were not compared, for not all ranks came to close() within %g s; let all leave "
-                    "the loop in the same round, and call close()", _SOON_S
+                    "the last rounds were not compared, since some rank did not call close() within %g s. Let all "
+                    "ranks leave the loop in the same round, and call close()", _CLOSE_WAITS_S
                 )  # fmt: skip
                 return False
-            time.sleep(_LOOKS_S)
+            time.sleep(_CLOSE_WAITS_S / 1000)
         return True
 
     def _send(self) -> None:
@@ -100,11 +102,11 @@ class Comparison:
             self._require_noise()
 
     def _require_noise(self) -> None:
-        """Raise on all ranks, where the batch goes by the noise, if it cannot be measured."""
+        """Raise on all ranks if the batch adapts to the gradient noise, and the noise cannot be measured."""
         finished = self._balancer.finished
         if self._balancer.planner.goodput is None or self._wire.size == 1 or finished is None:
             return
-        # Another rank's mean is another one: somebody reduces gradients later.
+        # All ranks hold one mean when backward() is over, unless the reducer works later: then none was measured.
         apart = finished.table.disagreement("mean_square", ROUNDING)
-        if apart or (self._tables.sent == _PATIENCE and math.isnan(finished.noise_scale)):
+        if apart or (self._tables.sent == _TABLES_UNTIL_NOISE and math.isnan(finished.noise_scale)):
             raise ValueError(_NO_NOISE)

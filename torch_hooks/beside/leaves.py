@@ -1,4 +1,4 @@
-"""Which parameters the losses of a round reach."""
+"""Which parameters get gradients from the losses of a round, and whether those gradients are still there."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import torch
 
 from torch_hooks.beside.layers import leaves_of
 from torch_hooks.beside.trained import Trained, parameters_of
+from torch_hooks.gradients.sparse import some_numbers
 
-_LOOKED_AT = 2**13  # numbers of a gradient
-_LEAVES = 4  # parameters that are looked at, of which some may be without gradient
+_CHECKED_LEAVES = 4  # parameters of a loss: the nearest one may be without gradient, and walking the graph costs time
 
 
 class Leaves:
-    """Those of one rank's round: whether they keep what the round has gathered, and whose they are."""
+    """Finds out whether gradients were cleared inside of a round, left over from another, and whose they are."""
 
     def __init__(self, trained: Trained) -> None:
         self._trained = trained
@@ -28,9 +28,11 @@ class Leaves:
         """All that get gradients of this batch, where the loop has another training, too."""
 
     def note(self, loss: torch.Tensor, *, last: bool, several: bool) -> None:
-        """Note what a batch's loss reaches. ``several``: trainings are in this loop."""
+        """Note which parameters a batch's loss reaches. ``several``: this loop has several trainings."""
+        # Behind the last micro-batch, clearing gradients is what a loop should do.
         if not last:
-            self._some = list(islice((p for p in leaves_of(loss) if isinstance(p, torch.nn.Parameter)), _LEAVES))
+            parameters = (p for p in leaves_of(loss) if isinstance(p, torch.nn.Parameter))
+            self._some = list(islice(parameters, _CHECKED_LEAVES))
         if several:
             self._all = set(map(id, leaves_of(loss)))
 
@@ -43,19 +45,21 @@ class Leaves:
 
     @property
     def cleared(self) -> bool:
-        """Whether what the round has gathered is there no more."""
+        """Whether the gradients that this round has accumulated were cleared."""
         return self._gathered is not None and not _has_gradient(self._gathered)
 
     def end_batch(self, *, last: bool) -> None:
-        """End a batch, after which the round keeps what it has gathered, or is over."""
+        """End a batch. Unless it is the last, the round has to keep the gradients that it has accumulated."""
         some = self._some
         self._some, self._all, self._gathered = [], set(), None
         if not last:
-            some += [p for p in self._trained.parameters() if hasattr(p, "placements")]  # whose leaves are others
+            # A loss reaches the gathered copies of sharded parameters, not the parameters themselves.
+            some += [p for p in self._trained.parameters() if hasattr(p, "placements")]
             self._gathered = next(filter(_has_gradient, some), None)
 
     def forget(self) -> None:
         """Forget an unfinished round."""
+        # Its gradients may be found in .grad by the next round, whose gradient was then wrong by 4.4e-3 without a word.
         self._abandoned += [*self._some, *([] if self._gathered is None else [self._gathered])]
         self._some, self._all, self._gathered = [], set(), None
 
@@ -65,14 +69,15 @@ class Leaves:
 
 
 def _has_gradient(parameter: torch.Tensor) -> bool:
-    """Return whether a gradient is there, and is not zero where looking at some of it waits for nobody."""
+    """Return whether there is a gradient, and, on a CPU, whether it is other than zero."""
     gradient = parameter.grad
+    # Looking at an accelerator's or a sharded gradient would wait for the device, or for other ranks.
     if gradient is None or gradient.device.type != "cpu" or hasattr(gradient, "placements") or gradient.is_sparse:
         return gradient is not None
-    return bool(_numbers(gradient)[:_LOOKED_AT].any())
+    return bool(some_numbers(gradient).any())
 
 
 def _numbers(gradient: torch.Tensor) -> torch.Tensor:
-    """Return what this rank holds of a gradient."""
+    """Return the numbers of a gradient that this rank holds."""
     local = getattr(gradient, "to_local", lambda: gradient)().detach()
     return (local._values() if local.is_sparse else local).reshape(-1)

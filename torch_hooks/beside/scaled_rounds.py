@@ -15,10 +15,7 @@ drawn the batches of the round: it travels behind the forward pass, and ``scale`
     batch drawn    forward    scale()    backward       waiting        update     next batch drawn
     begin()                                      done         reduced   hooks      leave(): row, table, plan
 
-The scaled loss has a hook, the first that a backward pass runs. It queues a callback in autograd's engine, before any
-reducer queues one that waits. So it runs when this rank's last gradient is there, and before other ranks are waited
-for; where work is queued on a device, it records an event. It queues another callback, which runs behind those of the
-reducer. Horovod's reducer waits in ``step()``, between the step of its optimizer and that of the one inside.
+Horovod's reducer waits in ``step()``, between the step of its optimizer and that of the one inside.
 """
 
 from __future__ import annotations
@@ -78,6 +75,7 @@ _LEFT_OVER = (
     "call optimizer.zero_grad() before the next batch"
 )
 
+# The weights of all ranks add up to 1 in float32 and float64, but not in these.
 _HALF = (torch.float16, torch.bfloat16)
 
 
@@ -109,10 +107,11 @@ class Beside:
         self._comparison = Comparison(balancer, line, prefix, trained, self._noise)
         self._stage = _Stage.DONE
         self._share = 0.0
-        """What the gradient of the batch is multiplied by."""
+        """The factor of the batch's gradient."""
         self._failed: Exception | None = None
-        """What was found where nothing can be raised."""
-        self._looked = balancer.rank > 0  # one rank tells
+        """An error found where nothing can be raised, until the next call."""
+        self._looked = balancer.rank > 0
+        """Whether a reentrant checkpoint was looked for; rank 0 warns for all."""
         hooks = leave_out_waits(self._meter) if wire.size > 1 else []
         self._let_go = weakref.finalize(self, _remove, hooks)
         self._let_go.atexit = False
@@ -125,13 +124,13 @@ class Beside:
             self._comparison.finish()
 
     def _require_whole(self) -> None:
-        """Raise what was found when the loop was left."""
+        """Raise the error that was found when the loop was left."""
         if self._failed is not None:
             failed, self._failed = self._failed, None
             raise failed
 
     def close(self) -> None:
-        """Listen no more."""
+        """Remove all hooks of this training."""
         self._let_go()
         _here.at_work = [weakref.ref(each) for each in _at_work() if each is not self]
 
@@ -140,10 +139,8 @@ class Beside:
         """Whether all of this rank's gradients of the batch are there, and reduced."""
         return self._stage is _Stage.DONE
 
-    # What the loader asks.
-
     def begin(self, work: MicroBatch, input_s: float) -> None:
-        """Begin a batch, which is drawn."""
+        """Begin a batch that was drawn after ``input_s`` seconds of waiting for it."""
         self._require_whole()
         _here.at_work = [*(weakref.ref(each) for each in _at_work() if each is not self), weakref.ref(self)]
         self._stage = _Stage.DRAWN
@@ -168,7 +165,7 @@ class Beside:
 
     def break_off(self) -> bool:
         """Return whether leaving the loop ends a round: the body was done with its last batch."""
-        # An iteration that is collected as the interpreter ends can send nothing any more.
+        # An iteration that is collected as the interpreter ends can send nothing any more: that aborted the process.
         if not (self._balancer.closing and self.done) or sys.is_finalizing():
             return False
         try:
@@ -191,23 +188,22 @@ class Beside:
             for part in (self._noise, self._leaves, self.shares, self.steps):
                 part.forget()
 
-    # What the body of the loop asks.
-
     def scale(self, loss: torch.Tensor, *, normalised: bool = False) -> torch.Tensor:
         """Return the loss times its share of the round; as it is, if ``normalised``."""
         if normalised:
             self._noise.leave_out()
         self._take(loss)
-        # In half precision, the weights of all ranks would not sum to what they should.
         scaled = loss.float() if loss.dtype in _HALF else loss
         if not self._share:
-            scaled = torch.nan_to_num(scaled)  # the mean over nothing
+            # A mean over no samples is NaN, and stays NaN times 0.
+            scaled = torch.nan_to_num(scaled)
         scaled = scaled * (1.0 if normalised else self._share)
+        # The first hook that a backward pass runs.
         scaled.register_hook(self._backward_begins)  # type: ignore[no-untyped-call]
         return scaled
 
     def weigh(self, loss: torch.Tensor, factor: float) -> None:
-        """Have the gradient of this very loss count by its share of the round, times ``factor``."""
+        """Multiply the gradient of this very loss, in its backward pass, by its share of the round and ``factor``."""
         if loss.dtype in _HALF:
             raise ValueError(f"loss must have 32 bits, since shares do not sum to 1 in {loss.dtype}; give loss.float()")
         self._noise.leave_out()
@@ -242,7 +238,7 @@ class Beside:
             raise RoundStateError(f"zero_grad() {IN_BETWEEN}")
 
     def _take(self, loss: torch.Tensor) -> None:
-        """Take the loss of the batch at hand, and what its gradient counts."""
+        """Take the loss of the current batch, and compute the weight of its gradient."""
         self.require_turn(loss)
         self._share = self.shares.of_batch()
         self._times.include({loss: "the loss"})
@@ -259,13 +255,14 @@ class Beside:
         self._meter.forward_done(self._balancer.work.samples)
         self._stage = _Stage.SCALED
 
-    # What autograd calls.
-
     def _backward_begins(self, gradient: torch.Tensor) -> None:
         if self._stage is _Stage.SCALED:
-            if self._leaves.left_over:  # not before: zero_grad() may come after the loss
+            # Not when the loss is scaled: zero_grad() may come between that and backward().
+            if self._leaves.left_over:
                 raise RoundStateError(_LEFT_OVER)
             self._noise.backward_begins(gradient)
+        # No reducer has queued a callback by now, so this one runs first: when this rank's last gradient is there, and
+        # before other ranks are waited for.
         _queue(self._done)
 
     def _done(self) -> None:
@@ -275,7 +272,8 @@ class Beside:
         self._noise.backward_ends(self._share)
         work = self._balancer.work
         self._meter.done(work.samples, work.counts, work.figures)
-        self._meter.reads = True  # from here on it waits for others
+        self._meter.reads = True
+        # This callback runs behind those of the reducer, which wait for the other ranks.
         _queue(self._reduced)
 
     def _reduced(self) -> None:
@@ -286,8 +284,6 @@ class Beside:
         if self._balancer.closing:
             self._noise.complete()
         self.steps.reduced()
-
-    # What optimizers call.
 
     def step_begins(self, optimizer: torch.optim.Optimizer, *, closure: bool) -> None:
         """Note that an optimizer begins a step in the thread that trains. ``closure``: it has one to call."""
@@ -303,7 +299,8 @@ def _queue(callback: Callable[[], None]) -> None:
     torch.autograd.Variable._execution_engine.queue_callback(callback)
 
 
-_here = threading.local()  # at_work: the trainings of a thread that have drawn a batch, the latest one last
+# at_work: the trainings of this thread that have drawn a batch, the latest one last. Ranks may be threads.
+_here = threading.local()
 
 
 def _at_work() -> list[Beside]:
@@ -319,10 +316,8 @@ def _trained_by(optimizer: torch.optim.Optimizer) -> list[Beside]:
 
 @cache
 def _hear_steps() -> None:
-    """Hear of every step of an optimizer in this process: users need not say which one trains.
-
-    What a compiler traced would hold for the rounds that it has seen. Keeping it off imports it, so not before here.
-    """
+    """Register hooks of every optimizer's step in this process: users need not say which one trains."""
+    # What a compiler traced would hold for the rounds that it has seen. Keeping it off imports it, so not before here.
     Beside.scale = torch.compiler.disable(Beside.scale)  # type: ignore[method-assign, no-untyped-call]
     register_optimizer_step_pre_hook(torch.compiler.disable(_step_begins))  # type: ignore[no-untyped-call]
     register_optimizer_step_post_hook(torch.compiler.disable(_step_ends))  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""What each batch counts in its round, beside a reducer (the weight of ``scaled_rounds``)."""
+"""The weight of each batch in its round, beside a reducer (``scaled_rounds``)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch_hooks.wires.choice import TorchWire
 
 
 class Shares:
-    """The factors of this rank's losses."""
+    """Computes the factors by which this rank's losses are multiplied."""
 
     def __init__(self, balancer: Balancer, wire: TorchWire, prefix: str, reducer: Reducer) -> None:
         self._balancer, self._wire = balancer, wire
@@ -20,18 +20,20 @@ class Shares:
         """n of a reducer that takes the mean of n ranks."""
         self._under_way: tuple[Handle, torch.Tensor] | None = None
         self._total = 0.0
-        """What all batches of the round count, on all ranks, if not their samples."""
+        """Sum of all ranks' weights in the round, if weights are not samples."""
 
     def announce(self, weight: float) -> None:
-        """Before the first loss of a round: tell all ranks what this one's batches of it count together."""
+        """Start the sum of all ranks' weights. ``weight``: the sum of this rank's, before the first loss of a round."""
         total = torch.tensor([weight], dtype=torch.float64)
+        # Nobody waits for it here: it travels behind the forward pass, and the first loss is scaled after that.
         self._under_way = self._wire.start_sum(total, self._name), total
 
     def of_batch(self) -> float:
-        """Return the factor of the loss of the batch at hand; waits for what all ranks' batches count."""
+        """Return the factor of the current batch's loss, waiting for the sum of all ranks' weights if it is needed."""
         balancer, work = self._balancer, self._balancer.work
         if self._under_way is not None:
             (handle, total), self._under_way = self._under_way, None
+            # All ranks wait for the one that drew its batches last, which is no work of this rank's.
             with balancer.meter.held_up():
                 self._wire.wait(handle)
             self._total = float(total)

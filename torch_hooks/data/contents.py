@@ -1,8 +1,4 @@
-"""What a data set holds in memory, read without running its ``__getitem__``.
-
-That function may draw random numbers, count its calls, or open a file that worker processes must open themselves. So
-data are compared if their tensors are in memory. Of other data sets only the length is.
-"""
+"""The data that a dataset holds in memory, compared over the ranks; of other datasets only the length is."""
 
 from __future__ import annotations
 
@@ -20,10 +16,8 @@ _OF_TORCHVISION = ("data", "targets")
 
 
 def require_alike(dataset: Any, gather: Callable[[Shown], Sequence[Shown]]) -> None:
-    """Raise unless all ranks hold the same samples, as far as compared.
-
-    Parts of equal length, cut by hand, would be cut again by the plan. ``gather`` collects what all ranks show.
-    """
+    """Raise unless all ranks hold the same samples, as far as compared. ``gather`` collects figures of all ranks."""
+    # Parts of equal length that a user has cut by hand would be cut again by the plan.
     if ranks := ranks_apart(gather(show(len(dataset), columns_of(dataset)))):
         raise PlanMismatchError(
             f"ranks {ranks} hold other samples than rank 0 at the same indices. Give every rank the whole dataset, "
@@ -35,6 +29,8 @@ def require_alike(dataset: Any, gather: Callable[[Shown], Sequence[Shown]]) -> N
 
 def columns_of(dataset: Any) -> dict[str, Row]:
     """Return a function of an index for each column of data; for a ``Subset`` its indices, and the data at them."""
+    # Not by __getitem__, which may draw random numbers, count its calls, or open a file that worker processes must open
+    # themselves.
     if isinstance(dataset, Subset):
         indices = dataset.indices
         if not len(indices) or not isinstance(indices[0], int | np.integer | torch.Tensor):

@@ -1,9 +1,6 @@
 r"""What the mean loss of a batch is over, if not its samples: tokens, or what ``collate_fn`` has left of them.
 
-A gradient counts w / W in the round's, W the sum over all ranks and micro-batches. The number of tokens that are no
-padding is known only when the batch is. Nor does a collate function's result show how many samples it has left out:
-the first dimension of its tensors is the number of samples in most, the number of rows in sequence packing, time in
-others. So the user gives it (``weight_of``).
+A gradient counts w / W in the round's, W the sum over all ranks and micro-batches.
 """
 
 from __future__ import annotations
@@ -21,11 +18,9 @@ _WAY_OUT = (
 
 
 class Collate:
-    """Collates samples; none make no batch. A class, so that it reaches worker processes however they start.
+    """Collates samples; without samples there is no batch. ``counted``: ``weight_of`` gives the weight of a batch."""
 
-    ``counted``: the user says what a batch counts.
-    """
-
+    # A class, since a nested function would not reach worker processes that are spawned.
     def __init__(self, collate: Callable[[list[Any]], Any] | None, *, counted: bool) -> None:
         self._collate = collate or default_collate
         self._checks = collate is not None and not counted
@@ -34,6 +29,8 @@ class Collate:
         """Return one batch of the samples."""
         if not len(samples):
             return None
+        # The result does not show how many samples were left out: the first dimension of its tensors is their number in
+        # most, the number of rows in sequence packing, time in others. So the user has to say (weight_of).
         if self._checks and (missing := sum(sample is None for sample in samples)):
             raise ValueError(
                 f"collate_fn must use all samples that it is given, since gradients are weighted by their number, and "
@@ -44,12 +41,12 @@ class Collate:
 
 
 class Weights:
-    """Says what a batch's mean gradient counts: its samples, or what the user's function returns."""
+    """Returns the weight of a batch's mean gradient: its samples, or what the user's function returns."""
 
     def __init__(self, weight_of: Callable[[Any], float] | None) -> None:
         self._weight_of = weight_of
         self.given = weight_of is not None
-        """True: the user says what a batch counts."""
+        """True: weights are not samples."""
 
     def __call__(self, batch: Any, samples: int) -> float | None:
         """Return the weight of a batch of so many samples; None: its samples."""

@@ -16,8 +16,6 @@ from hvd_hetero.rounds import MicroBatch
 from torch_hooks.data.counting import Collate, Weights
 from torch_hooks.session import TorchSession
 
-_NEVER = -1
-
 
 class MicroBatches:
     """Yields one batch after the other while the cutter has more. ``options`` are the DataLoader's."""
@@ -47,7 +45,7 @@ class MicroBatches:
         self._collate = collate
         self._weigh = weigh
         self._pending: deque[tuple[MicroBatch, list[Any]]] = deque()
-        self._due = _NEVER  # the round that is finished next
+        self._due: int | None = None  # the round of this loader that is finished next
         self._loader: DataLoader[Any] = DataLoader(
             dataset, batch_sampler=_SampleLists(self._sample_lists), collate_fn=collate, **options
         )
@@ -71,7 +69,8 @@ class MicroBatches:
                 return True
             work, indices = self._pending.popleft()
             if work.round < session.balancer.rounds:
-                continue  # fetched ahead for a round that has ended early
+                # Fetched ahead for a round that has ended early.
+                continue
             if self.reads_rounds and self._weigh.given and not session.balancer.in_round:
                 weights = [self._weigh(each, work.samples) or 0.0 for each in self.round]
                 self._told = deque(weights)
@@ -104,7 +103,7 @@ class MicroBatches:
                         session.shortage.left()
                         session.break_off()
                         self.note_finished()
-                        self._due = _NEVER  # another loader's rounds from now on are not this one's
+                        self._due = None  # another loader's rounds from now on are not this one's
                     raise
                 if most := session.shortage.take_parts():
                     del batch
@@ -120,12 +119,12 @@ class MicroBatches:
         finished = self._session.balancer.finished
         if finished is not None and finished.round == self._due and self.cutter.ahead:
             self.cutter.finish(finished.table)
-            self._due += 1
+            self._due = finished.round + 1
 
     def _note_closed(self) -> None:
         """Note a round whose table comes late: all ranks did what was planned."""
         self.cutter.finish_as_planned()
-        if self._due != _NEVER:
+        if self._due is not None:
             self._due += 1
 
     def note_left(self) -> None:

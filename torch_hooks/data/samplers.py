@@ -14,11 +14,7 @@ from torch.utils.data import Sampler
 
 
 def drawn_by(sampler: Iterable[Any], seed: int, *, in_batches: bool) -> Callable[[int], npt.NDArray[np.int64]]:
-    """Return a function that gives an epoch's order: the sampler's, drawn from the seed and the epoch's number.
-
-    Samplers draw from their own generator, or from PyTorch's, Python's or NumPy's. All of them are seeded alike on
-    every rank, and the global ones are restored afterwards.
-    """
+    """Return a function that gives an epoch's order: the sampler's, drawn from the seed and the epoch's number."""
     name = "batch_sampler" if in_batches else "sampler"
     if isinstance(sampler, torch.utils.data.DistributedSampler) or getattr(sampler, "num_replicas", 1) != 1:
         raise ValueError(
@@ -29,6 +25,7 @@ def drawn_by(sampler: Iterable[Any], seed: int, *, in_batches: bool) -> Callable
     def draw(epoch: int) -> npt.NDArray[np.int64]:
         if callable(set_epoch := getattr(sampler, "set_epoch", None)):
             set_epoch(epoch)
+        # Samplers draw from their own generator, or from PyTorch's, Python's or NumPy's, so all of these are seeded.
         with _seeded(int(np.random.SeedSequence([seed, epoch]).generate_state(1)[0]), _generators(sampler)):
             drawn = list(sampler)
         if in_batches:

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from hvd_hetero.data.stream_orders import ShardStream, SharedStream
 from torch_hooks.wires.choice import TorchWire
 
-_CHUNK = 64  # samples that a worker process hands over at a time (arbitrary; more costs memory)
+_SAMPLES_PER_HANDOVER = 64  # of a worker process (arbitrary; more costs memory)
 _CHOOSE = (
     "an iterable dataset can be read in two ways, and only you know which is right: stream='whole', if it yields the "
     "same samples in the same order on every rank, which are then shared out; or stream='shard' with "
@@ -48,7 +48,7 @@ def stream_order(
             "persistent_workers=True keeps copies of the dataset that its set_epoch() does not reach, so every epoch "
             "would come in the order of the first; leave it out"
         )
-    reader: DataLoader[Any] = DataLoader(dataset, batch_size=_CHUNK, collate_fn=_packed, **options)
+    reader: DataLoader[Any] = DataLoader(dataset, batch_size=_SAMPLES_PER_HANDOVER, collate_fn=_packed, **options)
 
     def read(number: int) -> Iterable[Any]:
         if callable(set_epoch := getattr(dataset, "set_epoch", None)):
@@ -61,7 +61,8 @@ def stream_order(
 
 
 def _size(dataset: IterableDataset[Any]) -> int | None:
-    """Return the length; None if it is not known: a chain of streams has a ``__len__`` that may fail."""
+    """Return the length; None if it is not known."""
+    # A chain of streams has a __len__ that may fail.
     try:
         return len(dataset) if isinstance(dataset, Sized) else None
     except TypeError:
@@ -74,5 +75,6 @@ def _samples_of(reader: Iterable[bytes]) -> Iterable[Any]:
 
 
 def _packed(samples: list[Any]) -> bytes:
-    """Return samples as bytes, since tensors from another process would each hold a file open until used."""
+    """Return samples as bytes."""
+    # Tensors from another process would each hold a file open until they are used.
     return pickle.dumps(samples, pickle.HIGHEST_PROTOCOL)

@@ -1,8 +1,4 @@
-"""Worker processes of a loader end with their rank.
-
-A worker is a fork of its rank, with a copy of each of its connections to other ranks. If the rank is killed, these stay
-open, and no other rank learns of it before the worker ends. By itself it looks for its parent every five seconds.
-"""
+"""Worker processes of a loader end with their rank."""
 
 from __future__ import annotations
 
@@ -22,8 +18,10 @@ class EndsWithRank:
         self._then = then
 
     def __call__(self, worker: int) -> None:
-        """Begin to wait for the rank's end, in a thread. The parent may be a fork server, whose end means nothing."""
-        # On another system, an old Linux, or without a thread, the worker looks every five seconds.
+        """Begin to wait for the rank's end, in a thread."""
+        # A worker is a fork of its rank, with a copy of each of its connections to other ranks. If the rank is killed,
+        # these stay open, and no other rank learns of it before the worker ends. By itself it looks for its parent,
+        # which may be a fork server, every five seconds. So it does on other systems, old Linuxes, or without a thread.
         with suppress(AttributeError, OSError, RuntimeError):
             threading.Thread(target=_end_after, args=(os.pidfd_open(self._rank),), daemon=True).start()
         if self._then is not None:
@@ -31,7 +29,8 @@ class EndsWithRank:
 
 
 def _end_after(process: int) -> None:
-    ended = select.poll()  # select() takes no descriptor from 1,024 on, and a rank may have as many connections
+    # Not select(), which takes no descriptor from 1,024 on: a rank may have as many connections.
+    ended = select.poll()
     ended.register(process, select.POLLIN)
     ended.poll()
     os.kill(os.getpid(), signal.SIGKILL)

@@ -2,23 +2,7 @@
 
 With what rank i has gathered, A_i, and its weight w_i (see ``Balancer``), the mean gradient over all samples of the
 round is ``Σ_i w_i A_i``. Gradients of one type are laid end to end, weighted in one pass, summed, and copied back; a
-large one is weighted and summed where it is.
-
-Nothing leaves during the backward pass, though the transfer could hide behind it. A round of k micro-batches could
-hide no more than the last of k passes; rounds of one have other reducers, which do hide it (``LoadBalance.scale``
-beside DDP or Horovod's optimizer). In rounds of one micro-batch, two ranks with a core each, a step takes 1.00 to 1.01
-of stock Horovod's, which overlaps, in a convolutional network and 1.02 to 1.03 with 10 tensors
-(``benchmarks/results/overhead_torch_convolutional.md``, ``…_10_tensors.md``). Rounds of several lost nothing that shows
-(``speed_torch_half.md``).
-
-The table travels behind the gradients of the last bundle, so agreeing costs no separate collective. In a round that
-begins to train other parameters, ranks must agree on these before anything of another size leaves. So what is
-bundled so far travels once more, full of zeros, with the table; then the new bundles follow. The table travels by
-itself in the very first round, and where no bundle can carry it.
-
-**Noise.** In every k-th round the squares of what this rank sends and of the sums are taken, for the noise scale
-(``hvd_hetero.measurement.gradient_noise``), and travel with the next table. Each takes one pass over the gradients. k
-is 1 for small models, and 8 from a million parameters on, where the batch goes by it; 64 where it is only told.
+large one is weighted and summed where it is. The table of the round travels behind the last of them.
 """
 
 from __future__ import annotations
@@ -35,11 +19,10 @@ from hvd_hetero.measurement.gradient_noise import rounds_per_measurement
 from hvd_hetero.rounds import RoundTable, checksum
 from torch_hooks.gradients.bundles import Bundle, Rows, bundles_of
 from torch_hooks.gradients.parameter_norm import ParameterNorm, kernels_here
-from torch_hooks.gradients.sparse import Layouts, stored
+from torch_hooks.gradients.sparse import Layouts, some_numbers
 from torch_hooks.gradients.squares import Squares
 from torch_hooks.gradients.synchroniser import Synchroniser, Trained
 
-_LOOKED_AT = 2**12  # numbers of a bundle, some microseconds: a loss's NaN reaches all of them (arbitrary)
 _trained = attrgetter("requires_grad")
 
 
@@ -69,25 +52,32 @@ class Allreduce(Synchroniser):
         self._watch()
 
     def extend(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Train these parameters, too."""
+        """Sum the gradients of these parameters, too."""
         self._layouts.extend(parameters)
         self._watch()
 
     def _watch(self) -> None:
         self._norm = ParameterNorm(self._names)
         self._balancer.agreement.watch(self._norm.watched)
-        self._shown = 0.0, 0.0  # the next piece to show may be another one now
+        # Another piece of the parameters may be due in the next round now than the one that was taken.
+        self._shown = 0.0, 0.0
 
     def finish(self) -> None:
-        """Sum what all ranks have gathered: gradients that did not arise here count as zeros."""
+        """Sum the accumulated gradients of all ranks; one that does not exist on this rank counts as zeros."""
+        # Nothing leaves during the backward pass, though the transfer could hide behind it. In a round of k
+        # micro-batches it could hide behind the last of k passes at most, and rounds of one have other reducers, which
+        # do overlap (LoadBalance.scale). So these lose 0 to 3 % to stock Horovod (overhead_torch_convolutional.md and
+        # …_10_tensors.md of benchmarks/results), and rounds of several nothing that shows (speed_torch_half.md).
         weight = self._balancer.gradient.factor
         now = bytes(map(_trained, self._names))
         changed, self._bundled = now != self._bundled, now
         if changed:
             self._require_no_gradient_of_frozen()
+            # Ranks must agree on what is trained before anything of another size leaves. So the former buckets travel
+            # once more, full of zeros, with the table: it stops all ranks if only some have changed what they train.
             self._look(next((p.grad for p in self._names if p.grad is not None), None))
             self._send(None)
-            self._collect()  # stops all ranks, if only some have changed what they train
+            self._collect()
             self._layouts.agree()
             self._bundle_again()
         self._own, measures = [], self._balancer.measures(self._every)
@@ -112,7 +102,8 @@ class Allreduce(Synchroniser):
     def _measured(self, correction: float) -> Squares:
         """Return the squares of a round that is agreed, before its sums are corrected."""
         samples, own, mean = self._balancer.square_factors(correction)
-        unscaled = math.exp(-2.0 * self.scale)  # a gradient scaler's
+        # A gradient scaler's factor is still in all gradients.
+        unscaled = math.exp(-2.0 * self.scale)
         sums = [bundle.square() for bundle in self._bundles]
         return Squares.of(samples, unscaled * own, self._own, unscaled * mean, sums)
 
@@ -127,6 +118,7 @@ class Allreduce(Synchroniser):
                 self._own.append(bundle.square())
             self._look(numbers)
             if table and bundle is self._carrier:
+                # In the same collective, so that agreeing on the round costs no separate one.
                 bundle.room.copy_(self._row())
                 self._table = bundle.send(self._wire), bundle.room.numpy()
             else:
@@ -149,6 +141,7 @@ class Allreduce(Synchroniser):
     def _bundle_again(self) -> None:
         trained = {p: f"{self._prefix}.gradient.{name}" for p, name in self._names.items() if p.requires_grad}
         self._bundles = bundles_of(trained, self._layouts, self._compression)
+        # A compressor would round the table's numbers, and from a GPU the host would have to wait for it.
         able = [b for b in self._bundles if isinstance(b, Bundle) and b.can_carry(self._table_type, self._layouts)]
         self._carrier = min(able, key=attrgetter("size"), default=None) if self._compression is None else None
         if self._carrier is not None:
@@ -163,11 +156,12 @@ class Allreduce(Synchroniser):
         return checksum(self._bundled)
 
     def _look(self, gradient: torch.Tensor | None) -> None:
-        """Note whether a gradient is finite. Not on an accelerator, for which the host would have to wait."""
+        """Note whether a gradient is finite, by some of its numbers: a loss's NaN reaches all of them."""
         if self._broken or self._balancer.agreement.allow_nan or not self._balancer.gradient.factor:
             return
+        # The host would have to wait for an accelerator's numbers.
         if gradient is None or gradient.device.type != "cpu":
             return
-        numbers = stored(gradient).detach().reshape(-1)
-        some = numbers[:: len(numbers) // _LOOKED_AT + 1]
-        self._broken = not (math.isfinite(some.sum()) or bool(some.isfinite().all()))  # a sum may overflow
+        some = some_numbers(gradient)
+        # The sum is quicker, but may overflow where all numbers are finite.
+        self._broken = not (math.isfinite(some.sum()) or bool(some.isfinite().all()))

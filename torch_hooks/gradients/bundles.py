@@ -13,21 +13,17 @@ from torch_hooks.gradients.sparse import Layouts
 from torch_hooks.gradients.squares import square_of
 from torch_hooks.wires.choice import TorchWire
 
-_MOST = 2**24
-"""Bytes of a bundle: while one is summed, the next is filled (arbitrary)."""
-_ALONE = 2**22
-"""Bytes from which a gradient leaves from where it is: a copy would cost more than a collective, 1 ms of Gloo's."""
+_BUCKET_BYTES = 2**24  # at most: while one bucket is summed, the next is filled (arbitrary)
+_ALONE_BYTES = 2**22  # from here on a copy into a bucket would cost more than a collective, 1 ms of Gloo's
 
 # Not public, and without a public counterpart: how many tensors and Python objects use a storage.
 _users: Callable[[int], int] = torch._C._storage_Use_Count
-_OWN_USERS = 2  # the gradient, and the Python object by which we ask
 
 
 class Bundle:
     """Gradients of one type on one device that travel end to end, perhaps with other numbers behind them.
 
-    They are copied, and the sums copied back, in memory that serves in every round: new memory costs a page fault for
-    4 KiB, which took longer than the copies. A single one, with nothing behind it, is summed where it is.
+    They are copied, and the sums copied back. A single one, with nothing behind it, is summed where it is.
     """
 
     def __init__(self, name: str, parameters: list[torch.Tensor], compression: Any = None) -> None:
@@ -36,9 +32,9 @@ class Bundle:
         self._compression = compression
         self._length = sum(p.numel() for p in parameters)
         self._whole = torch.empty(0)
-        """What travels."""
+        """The tensor that travels."""
         self._slots: list[torch.Tensor] = []
-        """Its part of each gradient, in the order of its parameter in memory; none for a single one."""
+        """A view of each gradient's part, in the order of its parameter in memory; none for a single one."""
         self._under_way: Handle = None
         self._context: Any = None
         if len(parameters) > 1:
@@ -46,16 +42,17 @@ class Bundle:
 
     @property
     def size(self) -> int:
-        """Numbers of all its gradients."""
+        """How many numbers all its gradients have."""
         return self._length
 
     def can_carry(self, dtype: torch.dtype, layouts: Layouts) -> bool:
-        """Return whether its gradients are of this type on every rank, on the CPU."""
+        """Return whether the table may travel in it: its gradients are of this type on every rank, on the CPU."""
         return not any(p.dtype != dtype or _typed(p) or layouts.elsewhere(p) for p in self.parameters)
 
     def carry(self, numbers: int) -> None:
         """Make room for so many numbers behind the gradients."""
         one = self.parameters[0]
+        # Kept for every round: new memory costs a page fault for each 4 KiB, which took longer than the copies.
         self._whole = torch.zeros(self._length + numbers, dtype=one.dtype, device=one.device)
         parts = torch.split(self._whole[: self._length], [p.numel() for p in self.parameters])
         self._slots = [
@@ -69,12 +66,12 @@ class Bundle:
         return self._whole[self._length :]
 
     def fill(self, weight: float | None) -> torch.Tensor:
-        """Weigh this rank's gradients and return them; zeros where none arose, or for all if there is no weight."""
+        """Multiply this rank's gradients by its weight and return them; zeros for missing ones, or without a weight."""
         if self._slots:
             if self.parameters[0].dtype != self._whole.dtype:
                 raise RoundStateError(
-                    f"parameters are {self.parameters[0].dtype}, and were {self._whole.dtype} when {self.name!r} was "
-                    "bundled; convert the model before the first round"
+                    f"parameters are {self.parameters[0].dtype}, and were {self._whole.dtype} in the first round, for "
+                    f"which {self.name!r} was made. Convert the model before the first round"
                 )
             if weight:
                 torch._foreach_copy_(self._slots, [_present(p) for p in self.parameters])
@@ -85,7 +82,8 @@ class Bundle:
             self._whole = in_memory(_own(self.parameters[0]))
         numbers = self._whole[: self._length]
         if not weight:
-            numbers.zero_()  # and not a product, which would keep the NaN of a mean over no samples
+            # A product would keep the NaN of a mean over no samples.
+            numbers.zero_()
         elif weight != 1.0:
             numbers.mul_(weight)
         return numbers
@@ -119,7 +117,8 @@ class Bundle:
         if self._slots:
             torch._foreach_copy_([_present(p) for p in self.parameters], self._slots)
         else:
-            self._whole = torch.empty(0)  # the gradient's memory is not kept here
+            # A single gradient was summed in its own memory, which zero_grad() should free.
+            self._whole = torch.empty(0)
 
 
 class Rows:
@@ -141,9 +140,10 @@ class Rows:
         return self._parameter.numel()
 
     def fill(self, weight: float | None) -> torch.Tensor:
-        """Weigh this rank's rows and return their numbers; none if none arose, or if there is no weight."""
+        """Multiply this rank's rows by its weight and return their numbers; none if there are none, or no weight."""
         gradient = self._parameter.grad
-        if gradient is None or not weight:  # and no product, which would keep the NaN of a mean over no samples
+        if gradient is None or not weight:
+            # No product here either, because of NaN.
             self._rows = self._layouts.nothing(self._parameter)
         else:
             self._rows = self._layouts.rows(self._parameter, gradient.detach()) * weight
@@ -175,7 +175,8 @@ class Rows:
         if values.numel():
             shape = self._parameter.shape
             self._rows = torch.sparse_coo_tensor(indices.t(), values, shape, check_invariants=False).coalesce()
-        else:  # Horovod gives nothing of no shape where no rank has sent a row
+        else:
+            # Horovod's result has no shape where no rank has sent a row.
             self._rows = self._layouts.nothing(self._parameter)
 
     def take_apart(self, factor: float) -> None:
@@ -186,7 +187,7 @@ class Rows:
 
 
 def bundles_of(names: dict[torch.Tensor, str], layouts: Layouts, compression: Any) -> list[Bundle | Rows]:
-    """Divide the gradients of these parameters: alike on all ranks, which have the same in the same order."""
+    """Divide parameters into buckets: the same on all ranks, which have the same parameters in the same order."""
     together: list[list[torch.Tensor]] = []
     filling: dict[object, tuple[list[torch.Tensor], int]] = {}  # by kind, with the bytes that it has room for
     rows = [Rows(name, p, layouts, compression) for p, name in names.items() if layouts.known_rows(p)]
@@ -194,13 +195,13 @@ def bundles_of(names: dict[torch.Tensor, str], layouts: Layouts, compression: An
         if layouts.known_rows(parameter):
             continue
         size = parameter.numel() * parameter.element_size()
-        if size >= _ALONE or _typed(parameter):
+        if size >= _ALONE_BYTES or _typed(parameter):
             together.append([parameter])
             continue
         kind = parameter.dtype, parameter.device
         members, room = filling.get(kind, ([], -1))
         if size > room:
-            members, room = [], _MOST
+            members, room = [], _BUCKET_BYTES
             together.append(members)
         members.append(parameter)
         filling[kind] = members, room - size
@@ -208,13 +209,11 @@ def bundles_of(names: dict[torch.Tensor, str], layouts: Layouts, compression: An
 
 
 def shares_memory(gradient: torch.Tensor) -> bool:
-    """Return whether another tensor uses the gradient's memory, so that it must not be changed in place.
-
-    Parts of one tensor, as torch.cat of parameters leaves them, have one version, which counts changes of all parts.
-    And of ``x + bias.view(1, -1)`` with a single sample in x, the gradient of the bias is a view of the gradient of the
-    sum, which the user may hold, or another bias.
-    """
-    return _users(gradient.untyped_storage()._cdata) > _OWN_USERS
+    """Return whether another tensor uses the gradient's memory, so that it must not be changed in place."""
+    # Parts of one tensor, as torch.cat of parameters leaves them, have one version, which counts changes of all parts.
+    # And of x + bias.view(1, -1) with a single sample in x, the gradient of the bias is a view of the gradient of the
+    # sum, which the user may hold, or another bias. The two users of its own are the gradient and the object asked by.
+    return _users(gradient.untyped_storage()._cdata) > 2
 
 
 def _grad_type(parameter: torch.Tensor) -> torch.dtype | None:
@@ -232,11 +231,9 @@ def _strides(parameter: torch.Tensor) -> tuple[int, ...]:
 
 
 def _present(parameter: torch.Tensor) -> torch.Tensor:
-    """Return the gradient as a whole tensor in the parameter's order; zeros if none arose.
-
-    Fused optimizers walk through both in the order of their addresses.
-    """
+    """Return the gradient as a dense tensor in the parameter's order; zeros if there is none."""
     gradient = parameter.grad
+    # Fused optimizers walk through both in the order of their addresses, so the strides must be the same.
     if gradient is None:
         gradient = parameter.grad = torch.zeros_like(parameter, dtype=_grad_type(parameter))
     elif gradient.layout is not torch.strided:
@@ -257,10 +254,7 @@ def _own(parameter: torch.Tensor) -> torch.Tensor:
 
 
 def in_memory(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the numbers of a tensor in the order of their addresses, which is all that a wire sums.
-
-    That needs no copy, unless there are gaps between them.
-    """
+    """Return the numbers of a tensor in the order of their addresses, without a copy unless there are gaps."""
     tensor = tensor.detach()
     if tensor.is_contiguous() or tensor.stride() != _strides(tensor):
         return tensor.reshape(-1)

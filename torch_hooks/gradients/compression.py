@@ -9,7 +9,8 @@ import torch
 from torch_hooks.wires.choice import TorchWire
 
 _TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_NONE = "horovod.torch.compression.NoneCompressor"  # by its name: on other wires Horovod need not be there
+# By its name, because on other wires Horovod need not be installed.
+_NONE = "horovod.torch.compression.NoneCompressor"
 
 
 def compressor(compression: Any, wire: TorchWire) -> Any:
@@ -18,12 +19,12 @@ def compressor(compression: Any, wire: TorchWire) -> Any:
         return None
     if isinstance(compression, torch.dtype):
         if compression in wire.cannot_sum:
-            raise ValueError(f"compression={compression} is a type that Horovod cannot sum; write torch.float16")
+            raise ValueError(f"compression={compression} is a type that Horovod cannot sum. Write torch.float16")
         return InType(compression)
     if not (callable(getattr(compression, "compress", None)) and callable(getattr(compression, "decompress", None))):
         raise TypeError(
-            f"compression must be a type, as torch.float16, or have compress and decompress, as hvd.Compression.fp16; "
-            f"got {compression!r}"
+            f"compression must be a type, such as torch.float16, or have compress() and decompress(), such as "
+            f"hvd.Compression.fp16; got {compression!r}"
         )
     return compression
 
@@ -39,11 +40,11 @@ class InType:
         self.__name__ = str(dtype)
 
     def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.dtype]:
-        """Return what to send, and the type to come back to."""
+        """Return the tensor to send, and the type in which the result is wanted."""
         return (tensor.to(self.dtype) if tensor.is_floating_point() else tensor), tensor.dtype
 
     def decompress(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Return what has come, in the gradient's type."""
+        """Return the sum in the gradient's type."""
         return tensor.to(dtype)
 
 

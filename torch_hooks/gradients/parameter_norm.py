@@ -1,4 +1,4 @@
-"""The pieces of its parameters that this rank shows, so that differences are noticed (``hvd_hetero.consistency``)."""
+"""Norms and checksums of pieces of the parameters, which ranks compare (``hvd_hetero.consistency``)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from hvd_hetero.consistency import WatchedParameter, kernels, piece_of, shown
 from torch_hooks.gradients.bundles import in_memory
 
+# NumPy has no bfloat16, and a norm in float16 would overflow.
 _ACCURATE = (torch.float32, torch.float64)
 
 
@@ -24,7 +25,7 @@ class ParameterNorm:
         self.watched = [WatchedParameter(names[p], p.numel(), p.element_size()) for p in floats]
 
     def at(self, round: int) -> tuple[float, float]:
-        """Return the figures of this round; zeros if there is nothing to show."""
+        """Return norm and checksum of the piece whose turn it is; zeros if there is nothing to compare."""
         if not self._parameters:
             return 0.0, 0.0
         which, part = piece_of(round, self.watched)
@@ -37,6 +38,6 @@ class ParameterNorm:
 
 
 def kernels_here() -> float:
-    """Return a checksum of what decides how updates are rounded."""
+    """Return a checksum of all that decides how updates are rounded: only like ranks can be compared to the bit."""
     capability = torch.backends.cpu.get_cpu_capability()
     return kernels(torch.__version__, capability, torch.get_num_threads(), torch.get_float32_matmul_precision())

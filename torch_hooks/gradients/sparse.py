@@ -5,11 +5,7 @@ mean gradient of the round is the sum of all ``w_i v`` per row, so the lists are
 of the indices and one of the values; ranks may have lists of any length, also none), and added up per row. The sum of a
 row is taken in the same order on every rank, so all ranks hold the same bits.
 
-**The layout of a parameter** must be agreed before a rank may send for a parameter of which it has no gradient: an
-empty list, or zeros? Only the ranks that have one know. So in the first round in which a parameter is trained,
-the ranks exchange what they have seen of it (one collective, once); for one that no rank has seen, zeros are
-sent. From then on the layout stays: a gradient that comes in the other one is converted, which changes nothing but the
-cost. ``SparseAdam`` takes nothing but sparse gradients, so there the layout is known beforehand.
+**The layout of a parameter** is agreed in the first round in which it is trained, by one collective, and stays.
 """
 
 from __future__ import annotations
@@ -21,8 +17,7 @@ import torch
 from hvd_hetero.errors import HeteroError
 from torch_hooks.wires.choice import TorchWire
 
-_DENSE = 0
-_NOTHING = -1  # for a parameter of which a rank has no gradient
+_SAMPLE = 2**12  # numbers of a gradient, at most, in some_numbers(): some microseconds (arbitrary)
 
 
 class Layouts:
@@ -46,21 +41,21 @@ class Layouts:
         self._elsewhere: set[torch.Tensor] = set()
         self._open: dict[torch.Tensor, None] = {}  # in the order that all ranks share
         self.extend(names)
-
         self._back_to_rows = as_dense and isinstance(optimizer, torch.optim.SparseAdam)
 
     def extend(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Train these parameters, too."""
+        """Agree on the layouts of these parameters, too, when they are trained."""
         for parameter in parameters:
             self._open[parameter] = None
             if self._as_dense:
-                self._known[parameter] = _DENSE
+                self._known[parameter] = 0
+            # It takes nothing but sparse gradients, so no rank need have seen one.
             elif isinstance(self._optimizer, torch.optim.SparseAdam):
                 self._known[parameter] = 1
 
     def known_rows(self, parameter: torch.Tensor) -> bool:
         """Return whether gradients of this parameter travel as rows."""
-        return self._known.get(parameter, _DENSE) > _DENSE
+        return self._known.get(parameter, 0) > 0
 
     def elsewhere(self, parameter: torch.Tensor) -> bool:
         """Return whether any rank has this parameter in another memory than the CPU's, as far as ranks have shown."""
@@ -69,6 +64,7 @@ class Layouts:
     def rows(self, parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
         """Return the gradient in the sparse layout agreed for this parameter, each row once."""
         if gradient.layout is torch.strided:
+            # The agreed layout stays; converting changes nothing but the cost.
             gradient = gradient.to_sparse(self._known[parameter])
         return gradient.coalesce()
 
@@ -77,19 +73,21 @@ class Layouts:
         asked = [p for p in self._open if p.requires_grad]
         if not asked:
             return
-        seen = [self._known.get(p, _NOTHING if p.grad is None else _row_dimensions(p.grad)) for p in asked]
+        # A rank without a gradient cannot know whether to send an empty list or zeros. Only those that have one know.
+        seen = [self._known.get(p, None if p.grad is None else _row_dimensions(p.grad)) for p in asked]
         mine = list(zip(seen, (p.device.type != "cpu" for p in asked), strict=True))
         everywhere = self._wire.allgather_object(mine, f"{self._prefix}.layouts")
-        for parameter, *told in zip(asked, *everywhere, strict=True):
-            layouts = {layout for layout, _ in told} - {_NOTHING}
+        for parameter, *shown in zip(asked, *everywhere, strict=True):
+            layouts = {layout for layout, _ in shown if layout is not None}
             if len(layouts) > 1:
                 raise HeteroError(
-                    f"the gradient of {self._names[parameter]!r} is sparse on one rank and dense on another; use the "
+                    f"the gradient of {self._names[parameter]!r} is sparse on one rank and dense on another. Use the "
                     "parameter alike on all ranks, or DistributedOptimizer(…, sparse_as_dense=True)"
                 )
-            self._known[parameter] = layouts.pop() if layouts else _DENSE
+            self._known[parameter] = layouts.pop() if layouts else 0
             del self._open[parameter]
-            if any(elsewhere for _, elsewhere in told):
+            # All ranks must choose the same bucket for the table, though one of them has the parameter on a GPU.
+            if any(elsewhere for _, elsewhere in shown):
                 self._elsewhere.add(parameter)
 
     def back_to_rows(self) -> None:
@@ -100,13 +98,19 @@ class Layouts:
                     parameter.grad = parameter.grad.to_sparse(1)
 
     def nothing(self, parameter: torch.Tensor) -> torch.Tensor:
-        """Return the gradient, by rows, of a rank that has none."""
+        """Return a gradient without rows, for a rank that has no gradient of this parameter."""
         return _no_rows(parameter, self._known[parameter])
 
 
 def stored(gradient: torch.Tensor) -> torch.Tensor:
-    """Return the numbers that a gradient stores, as they are: of rows, also of one that comes twice."""
+    """Return the numbers that a gradient stores; of a sparse one, a row that is listed twice is there twice."""
     return gradient._values() if gradient.is_sparse else gradient
+
+
+def some_numbers(gradient: torch.Tensor) -> torch.Tensor:
+    """Return some of the numbers that a gradient stores, spread over all of it: looking at all would cost a pass."""
+    numbers = stored(gradient).detach().reshape(-1)
+    return numbers[:: len(numbers) // _SAMPLE + 1]
 
 
 def empty_gradient(parameter: torch.Tensor, optimizer: torch.optim.Optimizer) -> torch.Tensor:
@@ -117,7 +121,7 @@ def empty_gradient(parameter: torch.Tensor, optimizer: torch.optim.Optimizer) ->
 
 
 def _row_dimensions(gradient: torch.Tensor) -> int:
-    return _DENSE if gradient.layout is torch.strided else gradient.sparse_dim()
+    return 0 if gradient.layout is torch.strided else gradient.sparse_dim()
 
 
 def _no_rows(like: torch.Tensor, dimensions: int) -> torch.Tensor:

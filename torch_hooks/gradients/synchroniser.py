@@ -1,4 +1,4 @@
-"""The base of all ways to average: at the end of a round it carries what this rank has to the others."""
+"""The base of all ways to average gradients or parameters over the ranks, at the end of a round."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class Trained:
 
 
 class Synchroniser(ABC):
-    """Turns one round's gradients of this rank into what its update needs, once all are there; the table rides along.
+    """Turns one round's gradients of this rank into what its update needs, and exchanges the table with them.
 
-    Nothing of a round leaves before its end. So gradients are this rank's own until then: a loop may add to them in as
-    many backward passes as it likes, and a micro-batch can be undone.
+    Nothing of a round is sent before its end. Until then a batch may have several backward passes, and a micro-batch
+    can be undone.
     """
 
     keeps_ranks_alike: ClassVar[bool] = False
@@ -55,16 +55,16 @@ class Synchroniser(ABC):
         self._table_type = torch.float64 if all(p.dtype == torch.float64 for p in self._names) else torch.float32
         self._norm: ParameterNorm | None = None
         self._shown = 0.0, 0.0
-        """Witness and bits of the next round, taken while this rank waited in the last one."""
+        """Norm and checksum for the next round's row, computed while this rank waited in the last one."""
         self._broken = False
         """True: NaN or an infinity is in this round's gradient."""
         self.thawed = False
         """True: parameters may be trained now that were not before."""
         self.scale = 0.0
-        """Logarithm of the factor that scales the gradients, which must be the same on every rank."""
+        """Logarithm of the gradient scaler's factor, which must be the same on every rank."""
 
     def extend(self, parameters: Iterable[torch.Tensor]) -> None:  # noqa: B027 - most have nothing to note
-        """Train these parameters, too; they are in the names already."""
+        """Synchronise these parameters, too; they are in the names already."""
 
     @abstractmethod
     def finish(self) -> None:
@@ -75,7 +75,7 @@ class Synchroniser(ABC):
         return 0
 
     def _squares_before(self) -> tuple[float, float, float]:
-        """Return what an earlier round's gradients were measured to be: see ``Balancer.report``."""
+        """Return the squares measured in an earlier round: see ``Balancer.report``."""
         return 0.0, 0.0, 0.0
 
     def _row(self) -> torch.Tensor:
@@ -99,6 +99,7 @@ class Synchroniser(ABC):
         assert self._table is not None
         expected_s, transfer_s = self._balancer.waiting()
         if self._norm is not None:
+            # Other ranks still compute, so this delays no one.
             self._shown = self._norm.at(self._balancer.rounds + 1)
         (handle, table), self._table = self._table, None
         self._wire.wait(handle, expected_s, transfer_s, imminent)

@@ -35,7 +35,8 @@ class NeighbourAverage(Synchroniser):
             _Exchange(self._wire, same, partners, f"{self._prefix}.{i}")
             for i, same in enumerate(_alike(list(self._names)))
         ]
-        share = balancer.gradient.factor * balancer.workers  # of the round as planned: n n_last / X
+        # Of the round as planned: n n_last / X. What was not done is corrected when the table is here.
+        share = balancer.gradient.factor * balancer.workers
         self._post_table()
         self._await_table()
         mixed = [exchange.mixed() for exchange in exchanges]
@@ -48,6 +49,7 @@ class NeighbourAverage(Synchroniser):
                 elif parameter.grad.layout is torch.strided and shares_memory(parameter.grad):
                     parameter.grad = parameter.grad.clone()
                 gradients.append(parameter.grad)
+        # A product with 0 would keep the NaN of a mean over no samples.
         if factor == 0.0:
             torch._foreach_zero_(gradients)
         elif factor != 1.0:
@@ -92,7 +94,8 @@ def average_everywhere(
     share /= ranks
     for i, tensors in enumerate(_alike(list(parameters))):
         flat = _flatten(tensors)
-        flat = flat * share.item() if counts else torch.zeros_like(flat)  # no product: a newcomer's may hold anything
+        # No product with 0: the parameters of a rank that has just joined may hold anything, also NaN.
+        flat = flat * share.item() if counts else torch.zeros_like(flat)
         with torch.no_grad():
             _unflatten_into(tensors, wire.result(wire.start_sum(flat, f"{prefix}.mean.{i}")))
 

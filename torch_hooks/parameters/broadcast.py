@@ -47,9 +47,11 @@ def refuse_synchronised(optimizer: torch.optim.Optimizer) -> None:
                 "give it a plain model that each rank holds whole, or train with FSDP alone"
             )
     if torch.distributed.is_available() and torch.distributed.is_initialized():
-        gc.collect()  # a wrapper that is no longer used does no harm
+        # A wrapper that is no longer used does no harm.
+        gc.collect()
         mine, ddp = set(map(id, parameters)), torch.nn.parallel.DistributedDataParallel
-        wrapped = (each for each in gc.get_objects() if issubclass(type(each), ddp))  # it leaves no mark on a parameter
+        # It leaves no mark on a parameter, so live wrappers are looked for: once, and only where a group exists.
+        wrapped = (each for each in gc.get_objects() if issubclass(type(each), ddp))
         if any(id(p) in mine for each in wrapped for p in each.parameters()):
             raise TypeError(
                 "the optimizer's model is wrapped by DistributedDataParallel, and both would sum its gradients; leave "
@@ -86,15 +88,8 @@ def named_groups(
     return {p: names[p] for p in by_position}
 
 
-_AT_ONCE = 32  # tensors of a state that are on their way: one after the other each would take a round trip, all memory
-
-
 def broadcast_parameters(wire: TorchWire, names: dict[torch.Tensor, str], prefix: str, *options: str) -> None:
-    """Give every rank rank 0's values, once it is sure that all ranks mean the same tensors in the same order.
-
-    ``options``: what else must be the same. All ranks know who differs, and all stop or none does: one that went on
-    alone would wait for the others for ever.
-    """
+    """Give every rank rank 0's values, after comparing names, shapes and ``options`` over the ranks."""
     tensors = [(name, tuple(p.shape), str(p.dtype), p.requires_grad, _order_in_memory(p)) for p, name in names.items()]
     mine = [*options, *tensors]
     for parameter, name in names.items():
@@ -104,6 +99,7 @@ def broadcast_parameters(wire: TorchWire, names: dict[torch.Tensor, str], prefix
                 "the parameters in float32 and compute under torch.autocast(dtype=torch.bfloat16)"
             )
     theirs = wire.broadcast_object(mine, root_rank=0, name=f"{prefix}.names")
+    # All ranks raise, or none does: one that went on alone would wait for the others for ever.
     differs = torch.tensor(int(mine != theirs), device="cpu")
     if differ := int(wire.result(wire.start_sum(differs, f"{prefix}.names.differ"))):
         other = next(((a, b) for a, b in zip(mine, theirs, strict=False) if a != b), None)
@@ -114,7 +110,8 @@ def broadcast_parameters(wire: TorchWire, names: dict[torch.Tensor, str], prefix
             "the ranks do not train the same parameters in the same order, or do not call DistributedOptimizer alike "
             f"({differ} of them differ from rank 0; {here}); build the model and the optimizer alike on every rank"
         )
-    under_way = []  # all at once: one after the other each would take a round trip
+    # All at once: one after the other, each would take a round trip.
+    under_way = []
     for parameter, name in names.items():
         sent = parameter.detach().contiguous()
         under_way.append((parameter, sent, wire.start_broadcast(sent, f"{prefix}.start.{name}")))
@@ -133,16 +130,15 @@ def _order_in_memory(parameter: torch.Tensor) -> str:
 
 
 def broadcast_state(wire: TorchWire, holder: Any, prefix: str) -> None:
-    """Give every rank rank 0's state, of an optimizer or of anything else with a ``state_dict``.
-
-    Horovod's function for optimizers takes a real step to make the state exist on a fresh optimizer. Here rank 0 first
-    sends what it has: the tree, with tensors that hold no numbers, travels as one object, then each tensor by itself.
-    """
+    """Give every rank rank 0's state, of an optimizer or of anything else with a ``state_dict``."""
+    # Horovod's function for optimizers takes a real step to make the state exist on a fresh optimizer. Here rank 0
+    # first sends what it has: the tree, with tensors that hold no numbers, as one object; then each tensor by itself.
     state = holder.state_dict()
     tensors: list[torch.Tensor] = []
 
     def take_out(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.layout is not torch.strided:  # a sparse one travels within the tree
+        # A sparse one travels within the tree.
+        if tensor.layout is not torch.strided:
             return tensor
         tensors.append(tensor)
         return torch.empty_like(tensor, device="meta")
@@ -157,16 +153,14 @@ def broadcast_state(wire: TorchWire, holder: Any, prefix: str) -> None:
     tree = wire.broadcast_object(tree, root_rank=0, name=f"{prefix}.state")
     if wire.rank != 0:
         state = tree_map_only(torch.Tensor, put_in, tree)
-    for first in range(0, len(tensors), _AT_ONCE):
-        some = tensors[first : first + _AT_ONCE]
-        # From host memory, as the others receive it: Horovod refuses to mix devices. load_state_dict() moves it back.
-        handles = [
-            wire.start_broadcast(tensor.detach().reshape(-1).to("cpu", copy=True), f"{prefix}.state.{first + i}")
-            for i, tensor in enumerate(some)
-        ]
-        for tensor, handle in zip(some, handles, strict=True):
-            received = wire.result(handle)
-            if wire.rank != 0:
-                tensor.copy_(received.reshape(tensor.shape))
+    # From host memory, as the others receive it: Horovod refuses to mix devices. load_state_dict() moves it back.
+    handles = [
+        wire.start_broadcast(tensor.detach().reshape(-1).to("cpu", copy=wire.rank == 0), f"{prefix}.state.{i}")
+        for i, tensor in enumerate(tensors)
+    ]
+    for tensor, handle in zip(tensors, handles, strict=True):
+        received = wire.result(handle)
+        if wire.rank != 0:
+            tensor.copy_(received.reshape(tensor.shape))
     if wire.rank != 0:
         holder.load_state_dict(state)

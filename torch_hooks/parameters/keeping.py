@@ -2,10 +2,6 @@
 
 A copy into existing memory costs a quarter of one into new memory, whose pages the system must provide first, and
 there are never two copies at once.
-
-Two tensors of a copy may share memory, because their originals did. It takes the next copy only if the new originals
-do, too: a copy's element is the original's at the same place of the same memory, or the copy is a new one.
-The same goes for a dict or a list that is in a copy twice.
 """
 
 from __future__ import annotations
@@ -28,6 +24,8 @@ def _copied(state: Any, former: Any, taken: dict[int, int]) -> Any:
     """Return a copy. ``taken``: for memory of ``former`` that was written to, the memory that it is a copy of."""
     if isinstance(state, torch.Tensor):
         return former.copy_(state) if _fits(state, former, taken) else copy.deepcopy(state)
+    # A container that was in the former copy twice must be in the new state twice, too: else the second would overwrite
+    # what the first has copied.
     if isinstance(state, dict | list) and taken.setdefault(id(former), id(state)) != id(state):
         return copy.deepcopy(state)
     if isinstance(state, dict) and type(former) is type(state) and list(former) == list(state):
@@ -51,5 +49,6 @@ def _fits(state: torch.Tensor, former: Any, taken: dict[int, int]) -> bool:
     )  # fmt: skip
     if not fits:
         return False
+    # Two tensors of a copy may share memory, because their originals did. It serves again only if the new ones do, too.
     original = state.untyped_storage().data_ptr()
     return taken.setdefault(former.untyped_storage().data_ptr(), original) == original

@@ -21,19 +21,15 @@ def only_zeros(parameters: Iterable[torch.Tensor]) -> bool:
 
 
 class MadeState:
-    """State that exists, alike in shape on every rank, and is to be overwritten by the root's.
-
-    Horovod's function does not ask the root what it has. It calls ``step()`` with gradients of zero wherever there is
-    no state, and then broadcasts tensor by tensor. Such a step would decay the weights, run the hooks of the user, and
-    count as one of Adam's. So parameters, options and hooks are protected from it here; and if the root had none
-    either, what was made is forgotten before the first round.
-    """
+    """State that exists, alike in shape on every rank, and is to be overwritten by the root's."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, parameters: Iterable[torch.Tensor]) -> None:
         self._optimizer = optimizer
         parameters = list(parameters)
         values = [p.detach().clone() for p in parameters]
         options = [{key: value for key, value in g.items() if key != "params"} for g in optimizer.param_groups]
+        # Horovod's function does not ask the root what it has. It calls step() with gradients of zero wherever there is
+        # no state, and then broadcasts tensor by tensor. Such a step would decay the weights and run the user's hooks.
         with _without_hooks(optimizer):
             optimizer.step()
         with torch.no_grad():
@@ -46,6 +42,7 @@ class MadeState:
 
     def forget_unless_received(self) -> None:
         """Begin without state if it is still as it was made: then no rank had any."""
+        # Else the step that made it would count as one of Adam's.
         if list(self._sketch()) == self._as_made:
             self._optimizer.state.clear()
 

@@ -14,17 +14,15 @@ TorchWire = TensorWire[torch.Tensor]
 
 
 def wire_here() -> TorchWire:
-    """Return the wire of this thread, if it is a rank; else Horovod's or torch.distributed's, whichever runs.
-
-    If both are initialised, it is Horovod's, if it has as many ranks. Neither is imported before it is used, since
-    it need not be there.
-    """
+    """Return the wire of this thread, if it is a rank; else Horovod's or torch.distributed's, whichever runs."""
+    # Neither is imported before it is used, since it need not be installed.
     if (mine := here()) is not None:
         return TorchThreadWire(mine.crew, mine.rank)
     if _horovod_runs():
         from torch_hooks.wires.horovod import HorovodWire
 
         wire = HorovodWire()
+        # Both may be initialised: then Horovod's, if they have the same number of ranks.
         if _in_a_process_group() and wire.size != torch.distributed.get_world_size():
             raise ValueError(
                 f"Horovod is initialised with {wire.size} rank(s) and torch.distributed with "

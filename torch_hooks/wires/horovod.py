@@ -17,10 +17,7 @@ from torch_hooks.wires.waiting import wait
 
 
 class HorovodWire:
-    """Collectives of Horovod over all ranks (``hvd_hetero.communication.wire.TensorWire``). A handle is a number.
-
-    Sums are never scaled by Horovod: its factors must be equal on all ranks, and one that changes misses its cache.
-    """
+    """Collectives of Horovod over all ranks (``hvd_hetero.communication.wire.TensorWire``). A handle is a number."""
 
     failure = HorovodInternalError
     waits_in = ("horovod.", "torch_hooks.wires.waiting")
@@ -56,6 +53,7 @@ class HorovodWire:
 
     def start_sum(self, tensor: torch.Tensor, name: str) -> int:
         """Sum a tensor over all ranks, in place."""
+        # Never scaled by Horovod: its factors must be equal on all ranks, and one that changes misses its cache.
         handle: int = hvd.allreduce_async_(tensor, name=name, op=hvd.Sum)
         return handle
 
@@ -65,10 +63,8 @@ class HorovodWire:
         return handle
 
     def start_exchange(self, numbers: torch.Tensor, splits: Sequence[int], name: str) -> int:
-        """Send the first ``splits[0]`` numbers to rank 0, and so on; return what came, and how much from each.
-
-        Splits may change from call to call, but Horovod caches by the size of what is sent.
-        """
+        """Send the first ``splits[0]`` numbers to rank 0, and so on; return what came, and how much from each."""
+        # Splits may change from call to call, but Horovod caches by the size of what is sent.
         handle: int = hvd.alltoall_async(
             numbers, splits=torch.tensor(splits, dtype=torch.int32, device="cpu"), name=name
         )
@@ -106,6 +102,7 @@ class HorovodWire:
 
 def _laid_end_to_end(name: str, mine: memoryview) -> memoryview:
     nothing = torch.empty(0, dtype=torch.uint8, device="cpu")
-    with torch.inference_mode(False):  # Horovod makes room in the result from another thread
+    # Horovod makes room in the result from another thread, which is not in this one's inference mode.
+    with torch.inference_mode(False):
         sent = torch.frombuffer(mine, dtype=torch.uint8) if mine else nothing
         return memoryview(hvd.allgather(sent, name=name).numpy())

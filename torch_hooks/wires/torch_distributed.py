@@ -1,27 +1,9 @@
 """torch.distributed's wire: collectives of process groups, of Gloo for tensors on CPUs and of NCCL for those on GPUs.
 
 **Order takes the place of names.** A process group pairs the k-th collective of one rank with the k-th of every other
-one. So all ranks must start the collectives of a group in one order. The training thread makes every call, and waits
-for its result before it does something else, or makes several and then waits for all of them. So they come in the
-program's order. It is the same on all ranks, or else one would wait in call a and another in call b, on any wire. A
-hook of autograd on another thread is no exception: the training thread waits inside ``backward()`` meanwhile.
-
-The sums of a round have a separate process group for each optimizer, a *line*. They come at ``step()``, or inside the
-loader on a rank without data, so a loop's body that makes calls of its own has them before or behind these. All ranks
-meet in the table whatever their state, so it must not wait for anything else, nor be taken for it.
-
-**Gathers of unequal rows** need the numbers of rows of all ranks, which travel first. Once the result is asked for, a
-second call follows, in which each rank sends as many rows as the one that has most.
-
-Rejected: agreeing on the order by names, as Horovod does. It costs each call a round trip, and a thread that makes it.
-
-Collectives of different groups may run at once. For NCCL, whose kernels share a device, that is safe only if kernels of
-two groups find room together, as PyTorch's documentation says of any program with several groups. Only device tensors
-use NCCL, so these groups are the gradients' and, with ``SyncBatchNorm`` or neighbour averaging, the wire's own.
-
-**Groups are held weakly**; ``torch.distributed`` keeps them until they are destroyed. If one outlived that in garbage
-which the collector has yet to find, it would end a process where the collector finds it in a fork (a worker of a data
-loader): Gloo's destructor joins a thread that is not there.
+one, so all ranks must start the collectives of a group in one order. The training thread makes every call, in the
+program's order. A hook of autograd on another thread is no exception: the training thread waits inside ``backward()``
+meanwhile. The sums of a round have a separate process group for each optimizer, a *line*.
 
 It has run with Gloo, and with NCCL on a GPU that two and three ranks share (``docs/gpu.md``).
 """
@@ -78,6 +60,9 @@ class _Track:
     """A process group, and how many calls were started on it here."""
 
     def __init__(self, group: Any) -> None:
+        # Weakly: torch.distributed keeps groups until they are destroyed. One that outlived that in garbage would end
+        # a process where the collector finds it in a fork, such as a loader's worker: Gloo's destructor joins a thread
+        # that is not there.
         self._held = weakref.ref(group)
         self.started = 0
         self.held_by: Callable[[], _Line | None] = lambda: None
@@ -151,9 +136,11 @@ class _Line:
                     f"the ranks do not agree on {name!r}: rows of different types or shapes, here {rows.dtype} "
                     f"{tuple(rows.shape[1:])}; give it the same on every rank"
                 )
+            # The numbers of rows have come, so each rank sends as many rows now as the one that has most.
             padded = rows.new_zeros(max(counts), *rows.shape[1:])
             padded[: len(rows)] = rows.detach()
-            parts, again = gather(padded.reshape(-1).view(torch.uint8))  # as bytes, so any type will do
+            # As bytes, so any type will do.
+            parts, again = gather(padded.reshape(-1).view(torch.uint8))
             if padded.numel():
                 self._await(self._start(Call(name, lambda: parts), again))
             whole = [part.view(rows.dtype).view(padded.shape) for part in parts]
@@ -184,10 +171,8 @@ class _Line:
         return all(work.is_completed() for work in handle.works)
 
     def result(self, handle: Call) -> Any:
-        """Return the result. A thread that waits is asleep.
-
-        NCCL's ``wait`` has only the stream wait, so the host goes on, and the device has work when the sums have come.
-        """
+        """Return the result. A thread that waits is asleep."""
+        # NCCL's wait() has only the stream wait, so the host goes on, and the device has work when the sums have come.
         self._await(handle)
         return handle.result()
 
@@ -258,6 +243,9 @@ class ProcessGroupWire(_Line):
         Ranks may let go of a line at different times. One is free if it is free on all ranks, and all have started as
         many calls on it.
         """
+        # A loop's body may make calls of its own, and all ranks meet in the table whatever their state: it must not
+        # wait for other calls, nor be taken for one. Agreeing on the order by names, as Horovod does, would cost each
+        # call a round trip. Groups of NCCL may run at once if their kernels find room together on the device.
         mine = [track.started if track.held_by() is None else None for track in self._tracks]
         everywhere = self.allgather_object(mine, name="hetero.lines")
         for track, told in zip(self._tracks, zip(*everywhere, strict=True), strict=True):

@@ -7,9 +7,8 @@ import time
 from collections.abc import Callable
 from functools import cache
 
-_LONGEST_SLEEP_S = 0.5e-3
-_SLEEP_SHARE = 1 / 16
-_UNKNOWN_TRANSFER_S = 2e-3
+_SLEEP_S = 0.5e-3  # at a stretch, so that an early end is not slept through
+_UNKNOWN_TRANSFER_S = 2e-3  # until a transfer was timed: a small one, as waking for nothing takes others' processor
 _LONGEST_TRANSFER_S = 50e-3  # 25 ms is the longest that was seen to gain by it; beyond 50 it is arbitrary
 _YIELDS = 8  # between two looks: yielding is cheaper than looking, and gives Horovod its turn
 
@@ -19,19 +18,12 @@ def wait(
 ) -> None:
     """Wait until a collective is ``done``, which probably takes ``expected_s``, the last ``transfer_s`` to move data.
 
-    Horovod's own ``synchronize`` spins on the processor until the operation is done, which on shared cores takes time
-    from the very ranks that are waited for. Sleeping all the while costs too: Horovod's thread moves the data in many
-    small steps, and a processor that falls idle between them is slow to wake (a transfer of 20 ms took a third longer,
-    measured on a virtual machine). So this is awake whenever the data is likely to move, which is when the last rank
-    has come: for two transfer times from the beginning, since that may be this one, and from two before the expected
-    end to two after it; when ``imminent`` says so for the first time, the end is expected two transfer times later.
-    Awake, it yields the processor to others. Otherwise it sleeps, a sixteenth of the time waited so far at a
-    stretch, half a millisecond at most, so that an early end is not slept through. Figures may be NaN where nothing is
-    known yet; a transfer of more than 50 ms counts as that long.
-
-    With ``HOROVOD_WAIT_SLEEP_US`` it is never awake, as Horovod's own waits then are not, and sleeps that long at a
-    stretch: where there are more ranks than processors, one that yields gets its part of them all the same.
+    It is awake while the data is likely to move: for two transfer times from the beginning, and from two before the
+    expected end to two after it; when ``imminent`` first returns True, the end is expected two transfer times later.
+    Figures may be NaN where nothing is known yet. With ``HOROVOD_WAIT_SLEEP_US`` it is never awake.
     """
+    # Where there are more ranks than processors, a rank that yields gets its part of them all the same. So it sleeps,
+    # as Horovod's own waits then do.
     if pause_s := _pause_s():
         while not done():
             time.sleep(pause_s)
@@ -43,15 +35,19 @@ def wait(
         waited_s = time.perf_counter() - began
         if imminent is not None and imminent():
             expected_s, imminent = waited_s + awake_s, None
+        # Awake at the beginning, too, since this rank may be the last: nothing but the transfer is left then.
         if waited_s <= awake_s or abs(waited_s - expected_s) <= awake_s:
+            # Horovod's thread moves the data in many small steps, and a processor that falls idle between them is slow
+            # to wake: a transfer of 20 ms took a third longer, on a virtual machine.
             for _ in range(_YIELDS):
                 os.sched_yield()
         else:
-            time.sleep(min(_LONGEST_SLEEP_S, waited_s * _SLEEP_SHARE))
+            # Horovod's own synchronize() spins, on shared cores at the expense of the very ranks that are waited for.
+            time.sleep(_SLEEP_S)
 
 
 @cache
 def _pause_s() -> float:
     """Return the seconds to sleep at a stretch, from the variable of Horovod's build; 0 if it is not set."""
-    told = os.environ.get("HOROVOD_WAIT_SLEEP_US", "")
-    return int(told) * 1e-6 if told.isdecimal() else 0.0
+    value = os.environ.get("HOROVOD_WAIT_SLEEP_US", "")
+    return int(value) * 1e-6 if value.isdecimal() else 0.0

@@ -16,7 +16,7 @@ from simulated import SimulatedClock
 from torch_hooks.gradients import bundles
 
 # Sizes at which a small model takes every way of a large one: weights go alone and are weighed as they arrive.
-bundles._ALONE, bundles._MOST = 200, 100
+bundles._ALONE_BYTES, bundles._BUCKET_BYTES = 200, 100
 PAUSE_S = 5e-3
 
 

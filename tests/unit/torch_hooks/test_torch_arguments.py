@@ -320,7 +320,7 @@ def scales_differ(rank):
         (scales_differ, r"round 0: ranks \[1\] have other hyper-parameters"),
         (
             lambda rank: with_two_optimizers(BSP(max_micro_batch=2), [0, 1])(),
-            "optimizers that step in turn need rounds of one micro-batch",
+            "Optimizers that step in turn need rounds of one micro-batch",
         ),
         (lambda rank: layer(StaticAllocation([0, 1])), "policy 'static' does not go with SyncBatchNorm"),
         (lambda rank: layer()(torch.randn(4, 3)), r"SyncBatchNorm ran in training mode outside of a batch.*\.eval\(\)"),

@@ -457,8 +457,8 @@ def done_again(balance, model, x, optimizer):
         (no_tensor, {}, "TypeError: loss must be a tensor, got float"),
         (not_scaled, {}, r"the loss of the last batch was not scaled.*balance.scale\(loss\)"),
         (not_propagated, {}, "the scaled loss of the last batch was not used"),
-        (scaled_twice, {}, "scale.. came twice for one batch"),
-        (each_of_two, {}, "scale.. came twice for one batch.*of several models too.*scale their sum"),
+        (scaled_twice, {}, "scale.. was called twice for one batch"),
+        (each_of_two, {}, "scale.. was called twice for one batch.*of several models too.*scale their sum"),
         (without_gradient, {}, r"loss has no gradient: it was computed or scaled under torch.no_grad\(\)"),
         (wrapped_too_late, {}, "balance has begun beside a reducer of your own"),
         (weighing(lambda balance: int(balance.rounds != 3)), {}, r"weight_of gave 0.*round 3\b"),
@@ -629,7 +629,7 @@ def test_what_is_found_as_a_loop_is_left_is_raised_later(caplog):
 
 
 def test_a_rank_that_does_not_come_to_close_is_not_waited_for(monkeypatch, caplog):
-    monkeypatch.setattr(comparison, "_SOON_S", 0.05)
+    monkeypatch.setattr(comparison, "_CLOSE_WAITS_S", 0.05)
     monkeypatch.setattr(late_tables, "_COSTS_S", 1.0)
 
     def case(rank):
@@ -639,7 +639,7 @@ def test_a_rank_that_does_not_come_to_close_is_not_waited_for(monkeypatch, caplo
             balance.close()
 
     run_on_threads(case, 2)
-    assert "not all ranks came to close()" in caplog.text
+    assert "some rank did not call close()" in caplog.text
 
 
 def test_close_says_what_was_not_compared_where_the_ranks_have_parted(monkeypatch, caplog):

@@ -220,7 +220,7 @@ def test_a_model_that_is_converted_between_rounds_is_refused():
         optimizer.zero_grad()
         net(X[:8].to(dtype)).sum().backward()
         if dtype is torch.float64:
-            with pytest.raises(RoundStateError, match="convert the model before the first round"):
+            with pytest.raises(RoundStateError, match="Convert the model before the first round"):
                 optimizer.step()
         else:
             optimizer.step()

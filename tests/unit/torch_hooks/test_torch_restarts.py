@@ -49,7 +49,7 @@ def test_it_clears_them_once_in_each_restart(starts):
 
 
 def test_a_rank_whose_first_rank_is_not_started_again_ends_with_a_message(starts, monkeypatch):
-    monkeypatch.setattr(restarts, "_COMES_S", 0.2)
+    monkeypatch.setattr(restarts, "_RANK_0_WAITS_S", 0.2)
     store, start = starts
     with pytest.raises(HeteroError, match=r"rank 1 .*rank 0 .*0\.2 s.*restart 1"):
         start(1, 1)
