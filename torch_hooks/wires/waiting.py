@@ -43,7 +43,8 @@ def wait(
                 os.sched_yield()
         else:
             # Horovod's own synchronize() spins, on shared cores at the expense of the very ranks that are waited for.
-            time.sleep(_SLEEP_S)
+            # A part of the time waited so far: a wait that is short is not made longer.
+            time.sleep(min(_SLEEP_S, waited_s / 16))
 
 
 @cache
