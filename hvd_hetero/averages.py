@@ -29,8 +29,8 @@ def averages(values: Any, samples: float, add_up: Callable[[Numbers], Numbers], 
         )
     named = values if isinstance(values, Mapping) else {"": values}
     arrays = {name: np.asarray(named[name], dtype=np.float64) for name in sorted(named)}
-    # Ranks with other names would add unrelated values. Their number or the checksum shows it.
-    # Squares of 20 bits add up exactly for 8,192 ranks.
+    # Ranks with other names would add unrelated values. The sums of the checksum and of its square show it: both are n
+    # times this rank's only if all ranks have the same. Squares of 20 bits add up exactly for 8,192 ranks.
     shapes = checksum(repr([(name, array.shape) for name, array in arrays.items()]).encode()) & 0xFFFFF
     sums = [array.ravel() * samples if samples else np.zeros(array.size) for array in arrays.values()]
     found = add_up(np.concatenate([[samples, shapes, float(shapes) ** 2], *sums]))

@@ -10,17 +10,15 @@
 A round that ends when the first rank is done has one more transition: once another rank signals that it has finished,
 ``stop_early`` makes the current micro-batch the last one.
 
-One rank's balancer hears what the rank did and the table that all ranks share, and says what comes next. It moves no
+One rank's balancer takes what the rank did and the table that all ranks share, and returns what comes next. It moves no
 tensor, calls no collective and owns no clock: it is given the clock, and the adapter carries the vectors.
 
 **The gradient.** With n_j samples in micro-batch j of a rank, its mean gradient g_j, and X samples planned for the
 round, the ranks sum ``Σ_j (n_j / X) g_j``, which is the mean gradient of all X samples, whatever the split. Inside a
-rank the accumulator is kept in units of the present micro-batch, ``A_j = A_{j-1} · n_{j-1} / n_j + g_j``: the
-frameworks accumulate g_j themselves, so nothing needs doing while the sizes are equal (``rescale == 1``), and one
+rank the accumulator is kept in units of the present micro-batch, ``A_j = A_{j-1} · n_{j-1} / n_j + g_j``, and one
 factor ``weight = n_last / X`` follows at the end, where n_last is the size of the last micro-batch that held samples.
 If the round used S samples instead of X, every rank multiplies the sum by ``X / S`` afterwards; S is in the table.
-Where the mean g_j is over w_j of something else, such as tokens, w_j takes the place of n_j, and Σ w the place of S;
-then X is the number of those that X samples hold by the last table, so that factors stay near 1.
+Where the mean g_j is over w_j of something else, such as tokens, w_j takes the place of n_j, and Σ w the place of S.
 
 A rank that stopped early has done S_i of its x_i samples; nothing else changes. Under the rule of non-blocking SGD its
 gradient is further multiplied by the share that it did, S_i / x_i, and no rank multiplies by X / S.
@@ -55,8 +53,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 WEIGHS_NOTHING = (
-    "weight_of gave 0 for every batch of round {} (or masks hid all of it), on all ranks, so there is no mean to take; "
-    "give each round some to learn from, by a larger global_batch or by leaving out samples that count for nothing"
+    "weight_of gave 0 for every batch of round {} (or masks hid all of it), on all ranks. A round needs a positive "
+    "weight, since its gradient is a weighted mean. Raise global_batch, or leave out the samples of weight 0"
 )
 _STATE_VERSION = 7
 
@@ -69,7 +67,7 @@ class _State(enum.Enum):
 
 
 class GradientWeight:
-    """The factors by which one rank's gradients count, as the module's docstring has them."""
+    """The factors of one rank's gradients, by the formulas of the module's docstring."""
 
     def __init__(self) -> None:
         self.factor = 0.0
@@ -77,11 +75,13 @@ class GradientWeight:
         self.rescale = 1.0
         """The factor for the gradient accumulated so far, before this micro-batch adds to it."""
         self.of_sample = 1.0
-        """What a sample counts, by the last table."""
-        self._units = self._before = 0.0  # what the accumulator counts in, with this micro-batch and without
+        """The mean weight of a sample, by the last table."""
+        # The weight that the accumulated gradient is a mean of, with this micro-batch and without.
+        self._units = self._before = 0.0
 
     def planned(self, work: MicroBatch) -> float:
-        """Return what the round counts if it is done as planned; ``agree`` corrects it."""
+        """Return the weight of the whole round if it is done as planned; ``agree`` corrects it."""
+        # In tokens where a sample counts as many, by the last table, so that factors stay near 1.
         return work.plan.total * self.of_sample
 
     def begin(self, work: MicroBatch, *, first: bool) -> None:
@@ -90,10 +90,12 @@ class GradientWeight:
         self.weigh(work)
 
     def weigh(self, work: MicroBatch) -> None:
-        """Let this micro-batch count what it says."""
+        """Set the factors for the weight of this micro-batch."""
         weight, before = work.counts, self._before
+        # Frameworks add gradients themselves, so while the weights are equal (a factor of 1) nothing needs to be done.
         self.rescale = before / weight if before and weight else 1.0
-        self._units = weight or before  # nothing is added for a weight of 0, so the accumulator keeps its units
+        # Nothing is added for a weight of 0, so the accumulator keeps its units.
+        self._units = weight or before
         self.factor = self._units / self.planned(work)
 
 
@@ -206,7 +208,7 @@ class Balancer:
         return self.meter.round.samples + self._work.samples
 
     def expect_next(self) -> None:
-        """Raise if the current micro-batch is not finished, so that no other can begin."""
+        """Raise if the current micro-batch is not finished: then no other can begin."""
         if self._state in (_State.COMPUTING, _State.SYNCHRONISING):
             raise RoundStateError(
                 f"the next batch was asked for before the last one was used. {self.agreement.ways_out.unused}"
@@ -221,7 +223,7 @@ class Balancer:
         self.meter.begin(input_s)
 
     def weigh(self, weight: float) -> None:
-        """Let the gradient of the current micro-batch count so much: where that is known only in its course."""
+        """Set the weight of the current micro-batch's gradient, where it is known only after the batch has begun."""
         self._work = replace(self._work, weight=weight)
         self.gradient.weigh(self._work)
 
@@ -240,12 +242,13 @@ class Balancer:
         self.meter.catch_up()
         foreseen = not self.signals.raised(self.rounds)
         if foreseen:
-            # Queued work runs behind the clock, so the clock does not show how far it is.
+            # On a device with a queue the clock does not show how far the work is, so there is no forecast.
             end, meter = self.planner.anticipation, self.meter
             if end is None or meter.queued:
                 return False
             if not end.ends_before(meter.busy_s, meter.round.once_s, meter.round.micro_batches + 1):
                 return False
+        # The paper's rule: a rank that did part of its share also takes a smaller step.
         if self.policy.weighs_twice:
             self.gradient.factor *= self.samples_so_far / self._work.plan.samples[self.rank]
         self._work = replace(self._work, last=True, foreseen=foreseen)
@@ -294,8 +297,9 @@ class Balancer:
         self.meter.done(work.samples, work.counts, work.figures)
         self._state = _State.SYNCHRONISING
         if work.plan.ends == "first" and self.signals is not None and not work.foreseen:
-            self.meter.catch_up()  # a rank that has only queued its work is not done
-            self.signals.raise_signal(self.rounds)  # raising it again changes nothing
+            # A rank that has only queued its work is not done.
+            self.meter.catch_up()
+            self.signals.raise_signal(self.rounds)
         # Fewer than planned, in a round that no rank ends early: the data of this rank have ended.
         fewer = (
             work.plan.ends == "all" and work.figures is None and self.meter.round.samples < work.plan.samples[self.rank]
@@ -317,7 +321,7 @@ class Balancer:
         ).vector(self.rank, self.workers, dtype)
 
     def waiting(self) -> tuple[float, float]:
-        """Work while the table travels; return the expected seconds of the wait, and of the transfer in it.
+        """Do deferred work while the table travels; return the expected seconds of the wait, and of the transfer in it.
 
         Both are the last round's: the rank's own wait, and the shortest wait of any rank, since the last to come waits
         only for the transfer. NaN if there was no such round; the transfer is NaN, too, if layers waited in it.
@@ -327,7 +331,7 @@ class Balancer:
         return self._wait_s
 
     def hear(self, summed: list[float] | npt.NDArray[Any]) -> None:
-        """Take the table, which has arrived: raise, on every rank alike, if any of them has gone its own way."""
+        """Take the table, which has arrived; raise on every rank if the ranks disagree about what must be equal."""
         self._expect(_State.SYNCHRONISING)
         self._heard = RoundTable(summed, self.workers)
         self.agreement.require(self.rounds, self._heard)
@@ -356,7 +360,8 @@ class Balancer:
         self._know_fixed_cost()
         self._state = _State.AGREED
         self.gradient.rescale = 1.0
-        weighed = bool((weights != table.column("samples")).any())  # of any rank: all must go on alike
+        # By the weights of any rank, since all ranks must raise, or rescale, together.
+        weighed = bool((weights != table.column("samples")).any())
         if not used and (weighed or self._work.weight is not None):
             raise ValueError(WEIGHS_NOTHING.format(finished.round))
         if weighed:
@@ -444,29 +449,31 @@ class Balancer:
         return {"version": _STATE_VERSION, **self.planner.state_dict(), "pace": self.meter.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up where another job left off, with the same policy, ranks, global batch and lead."""
+        """Continue from another job's state, of the same policy, ranks, global batch and rounds ahead."""
         self._expect(_State.AGREED)
         require_version(state, "the balance", _STATE_VERSION)
         self.planner.require_fitting(state)
-        self.meter.load_state_dict(state["pace"])  # may refuse: then the plans are as they were
-        self.gradient.of_sample = 1.0  # on all ranks alike
+        # First, because it may refuse: then the plans are as they were.
+        self.meter.load_state_dict(state["pace"])
+        # Not in the state, since it must be the same on all ranks; the next table sets it.
+        self.gradient.of_sample = 1.0
         self.planner.load_state_dict(state)
 
     # A change of membership, between two rounds.
 
     def go_on(self, common: Mapping[str, Any], prospects: Sequence[tuple[float, int]], *, same_ranks: bool) -> bool:
-        """Go on after the rounds of a state, the same on every rank; return whether its plans hold.
+        """Continue in a new membership, from a state that all ranks share; return whether its plans still hold.
 
-        They do if the ranks are the same and train on the same terms. Otherwise the policy renegotiates the shares by
-        all ranks' ``prospects``: the speed that each expects (NaN: not known), and its largest micro-batch by memory
+        They do if ranks, policy and global batch are the same. Otherwise the policy renegotiates the shares by all
+        ranks' ``prospects``: the speed that each expects (NaN: not known), and its largest micro-batch by memory
         (0: not known).
         """
         self._expect(_State.AGREED)
-        self.gradient.of_sample = 1.0  # on all ranks alike
+        self.gradient.of_sample = 1.0
         if same_ranks:
             try:
                 self.planner.load_state_dict(common)
-            except ValueError as error:  # the policy or its options are others now
+            except ValueError as error:  # the policy or its options have changed
                 logger.warning("shares are negotiated again: %s", error)
             else:
                 return True

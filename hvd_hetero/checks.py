@@ -15,8 +15,6 @@ from numpy.typing import ArrayLike, NDArray
 IntArray: TypeAlias = NDArray[np.int64]
 FloatArray: TypeAlias = NDArray[np.float64]
 
-_INT64_MAX = 2**63 - 1
-
 
 def integer(
     name: str,
@@ -56,8 +54,9 @@ def integers(name: str, values: ArrayLike, workers: int) -> IntArray:
             f"{name} must be one integer or one per worker, shape ({workers},), got shape {array.shape}; "
             f"give as many entries as there are ranks"
         )
-    if array.size and (array.min() < 0 or array.max() > _INT64_MAX):
-        rank = int(np.argmax((array < 0) | (array > _INT64_MAX)))
+    largest = np.iinfo(np.int64).max
+    if array.size and (array.min() < 0 or array.max() > largest):
+        rank = int(np.argmax((array < 0) | (array > largest)))
         where = f"{name}[{rank}]" if array.ndim else name
         raise ValueError(f"{where} must be at least 0 and below 2**63, got {array.flat[rank]}")
     whole = np.empty(workers, dtype=np.int64)
@@ -95,12 +94,9 @@ def finite(name: str, values: ArrayLike, workers: int | None = None, *, least: f
 
 
 def total_in_units(total: int, multiple_of: int) -> int:
-    """Return the number of multiples in `total`, which must be a whole number of them.
-
-    Any other total is an error. One share that is not a multiple (of a tensor core's tile, of a micro-batch) would make
-    one rank slow for no visible reason, and the rank would change with the speeds. In a short last round the remainder
-    goes to one rank.
-    """
+    """Return the number of multiples in `total`, which must be a whole number of them."""
+    # Considered: one share that is not a multiple (of a tensor core's tile, of a micro-batch). It would make one rank
+    # slow for no visible reason, and the rank would change with the speeds.
     if total % multiple_of:
         below = total - total % multiple_of
         raise ValueError(

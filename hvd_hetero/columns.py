@@ -1,8 +1,8 @@
 """The columns of the table that all ranks share, declared once.
 
-A column is one figure that each rank tells of a round. The row that travels (``rounds.RoundReport``), the lines of
-telemetry, the arrays of a recorded run, and the tables of ``docs/telemetry.md`` are made from this list. A row that
-tells of several rounds holds their means.
+A column is one figure that each rank reports of a round. The row that travels (``rounds.RoundReport``), the lines of
+telemetry, the arrays of a recorded run, and the tables of ``docs/telemetry.md`` are made from this list. A row of
+several rounds holds their means.
 
 Seconds are of a monotonic clock; NaN stands for "not known". Columns that a rank does not give are 0.
 """
@@ -127,8 +127,8 @@ COLUMNS: dict[str, Column] = {
     ),
     "by_number": Column(
         "",
-        "the time of the round's latest rank if samples were divided by number, as a multiple of what it is by cost, "
-        "both as forecast; the same on all ranks",
+        "forecast round time when samples are divided by count, over that when divided by cost: above 1, `cost_of` "
+        "helps; the same on all ranks",
         "sometimes",
     ),
     # Of an earlier round, whose gradients were measured.

@@ -4,9 +4,8 @@ To look at all parameters would take as long as an update. So every round looks 
 round at a piece of the next, and after the last at another piece of the first. With N parameters, a change of one of
 them alone is seen after N rounds at the most.
 
-Of a piece x two numbers are shown: a checksum of its bits, which sees the last bit of any number, and its size,
-``4 |x| + <r, x>`` with random signs r. The norm alone would not see numbers that were swapped, negated or drawn again.
-The scalar product alone may be near zero, where a relative tolerance means nothing.
+Each rank shows two numbers of a piece x: a checksum of its bits, which sees the last bit of any number, and its
+parameter norm, ``4 |x| + <r, x>`` with random signs r.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from hvd_hetero.rounds import RoundTable, checksum
 
 @dataclass(frozen=True, slots=True)
 class WaysOut:
-    """Advice about ranks that went their own ways. Each adapter has its own, in the words of its framework."""
+    """What errors tell users to do if ranks disagree; each adapter says it in the words of its framework."""
 
     fingerprint: str = "Give all ranks the same policy, global_batch, data, seed, lead and parameters to train"
     contents: str = "Give all ranks the same samples in the same order, and seed what is drawn at random"
@@ -44,15 +43,15 @@ _MUST_AGREE = (
     ("contents", 1e-4, "cut the round from other samples than rank 0"),
     ("settings", 1e-5, "have other hyper-parameters (learning rate, momentum, …) than rank 0"),
 )
-_SURE = 8  # tables, after which like processors are known to round alike (arbitrary)
-_ROUNDING = 1e-6  # of unlike processors, in one round: some last bits of a float32
-_TOLERANCE = 1e-3  # whatever rounding may explain; numbers of less than four bytes have it from the first round
-
-
+# After so many equal tables, processors of one kind are taken to round alike (arbitrary).
+_TABLES_UNTIL_STRICT = 8
+# Of unlike processors: some last bits of a float32 in one round, and whatever rounding may explain in many. Numbers of
+# less than four bytes have the latter from the first round.
+_ROUNDING_OF_ONE_ROUND, _LARGEST_ROUNDING = 1e-6, 1e-3
 PIECE = 2**13
 """Numbers in a piece: some ten microseconds."""
-_LEAST = 1e-6  # zero would say that a rank has nothing to show
-_SIGNS = 2.0 * np.random.Generator(np.random.PCG64(20)).integers(0, 2, PIECE) - 1.0
+SIGNS = 2.0 * np.random.Generator(np.random.PCG64(20)).integers(0, 2, PIECE) - 1.0
+"""r, the same on every rank."""
 _CPU = ("vendor_id", "cpu family", "model", "stepping", "flags", "Features", "CPU ")
 
 
@@ -73,9 +72,11 @@ def piece_of(round: int, watched: Sequence[WatchedParameter]) -> tuple[int, slic
 
 
 def shown(numbers: npt.NDArray[Any], memory: npt.NDArray[np.uint8]) -> tuple[float, float]:
-    """Return the size of a piece, and the checksum of its bits: ``numbers`` as they lie in ``memory``."""
+    """Return the parameter norm of a piece, and the checksum of its bits: ``numbers`` as they lie in ``memory``."""
     exact = numbers.astype(np.float64)
-    size = _LEAST + 4.0 * math.sqrt(exact @ exact) + float(exact @ _SIGNS[: len(exact)])
+    # The norm alone would not see numbers that were swapped, negated or drawn again. The scalar product alone may be
+    # near zero, where a relative tolerance means nothing. A sum of zero would say that a rank has nothing to show.
+    size = 1e-6 + 4.0 * math.sqrt(exact @ exact) + float(exact @ SIGNS[: len(exact)])
     return size, float(checksum(memory.data))
 
 
@@ -88,11 +89,9 @@ def kernels(*framework: object) -> float:
 
 
 class Agreement:
-    """Checks, table by table, that the ranks are together. All ranks hold the same tables, so all find the same.
+    """Checks, table by table, that ranks hold the same parameters, plans and settings.
 
-    Ranks of one kind of processor, with the same number of threads, hold the same bits of each parameter: they sum the
-    same gradient, and update alike. Once some rounds have shown so, any difference is an error. Other ranks may round
-    differently. Such differences scatter: they grow with the square root of the rounds.
+    All ranks hold the same tables, so all raise together.
     """
 
     def __init__(self) -> None:
@@ -104,14 +103,14 @@ class Agreement:
         self.watch(())
 
     def watch(self, watched: Sequence[WatchedParameter]) -> None:
-        """Follow these parameters, in the order of their turns. All ranks have the same values of them now."""
+        """Check these parameters from now on, in this order; at this moment all ranks hold the same values."""
         self._watched = watched
         self._tables = 0
         self._to_the_bit = True
         self._largest: dict[int, float] = {}
 
     def require(self, round: int, table: RoundTable, turn: int | None = None) -> None:
-        """Raise on every rank alike, if any of them has gone its own way.
+        """Raise on every rank if the ranks disagree about the plan, the data, the settings or the parameters.
 
         ``turn`` says which parameter the ranks have shown; None: that of the round.
         """
@@ -128,14 +127,19 @@ class Agreement:
         which, _ = piece_of(round if turn is None else turn, self._watched)
         # Relative to the largest that it ever was: numbers that pass through zero are no closer together there.
         largest = self._largest[which] = max(self._largest.get(which, 0.0), float(np.fmax.reduce(np.abs(shown))))
-        nan = np.isnan(shown)  # which has many bits
+        # NaN has many bit patterns, which mean the same.
+        nan = np.isnan(shown)
         other = known & (bits != bits[first]) & ~(nan & nan[first])
         if not other.any():
             return
         apart = np.where(other, np.abs(shown - shown[first]) / largest, 0.0)
-        strict = self._to_the_bit and self._tables > _SURE and (kernels == kernels[0]).all()
-        rounding = _ROUNDING * math.sqrt(self._tables) if self._watched[which].width >= 4 else _TOLERANCE
-        far = other if strict else ~(apart <= min(rounding, _TOLERANCE))
+        # Ranks of one kind of processor, with the same number of threads, hold the same bits: they sum the same
+        # gradient, and update alike. Once some rounds have shown so, any difference is an error.
+        strict = self._to_the_bit and self._tables > _TABLES_UNTIL_STRICT and (kernels == kernels[0]).all()
+        # Other ranks may round differently. Such differences scatter, so they grow with the root of the rounds.
+        rounding = _ROUNDING_OF_ONE_ROUND * math.sqrt(self._tables)
+        allowed = min(rounding, _LARGEST_ROUNDING) if self._watched[which].width >= 4 else _LARGEST_ROUNDING
+        far = other if strict else ~(apart <= allowed)
         if far.any():
             size = f"by {apart.max():.1e} of its size" if apart.any() else "in its last bits"
             raise PlanMismatchError(
@@ -154,21 +158,19 @@ def require_finite(round: int, broken: npt.NDArray[np.float64]) -> None:
         )
 
 
-_SETTINGS = (("momentum", 0.7), ("weight_decay", 0.5), ("betas", 0.3))  # the weights only keep them apart
-_NO_RATE = 1e-30  # a rate of 0 has no logarithm
+# Arbitrary weights, unequal so that exchanged values show.
+_SETTINGS = (("momentum", 0.7), ("weight_decay", 0.5), ("betas", 0.3))
 
 
 def settings_of(groups: Iterable[Mapping[str, Any]]) -> float:
-    """Return one number for the hyper-parameters that schedules change; a change of any shows in it.
-
-    Learning rates enter by their logarithms, because they are small beside the rest. Not a checksum, because ranks on
-    unlike processors may compute a schedule with unlike last bits.
-    """
+    """Return one number for the hyper-parameters that schedules change; a change of any shows in it."""
+    # Not a checksum, because ranks on unlike processors may compute a schedule with unlike last bits. Learning rates
+    # enter by their logarithms, because they are small beside the others; a rate of 0 has none.
     total = 0.0
     for group in groups:
         rate = group.get("lr")
         if rate is not None:
-            total += math.log(abs(float(rate)) + _NO_RATE)
+            total += math.log(abs(float(rate)) + 1e-30)
         for key, weight in _SETTINGS:
             value = group.get(key)
             if value is not None:

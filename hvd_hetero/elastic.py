@@ -94,7 +94,8 @@ class Survival:
         return Shared(*wire.broadcast_object(mine, root_rank=0, name="elastic.common"))
 
     def accept(self, shared: Shared) -> None:
-        """Take rank 0's state, once all else has arrived: a rank that fails before goes back to its own commit."""
+        """Take rank 0's state, once all else has arrived."""
+        # Not earlier: a rank that fails before goes back to its own commit.
         self.common, self.place, self.mixes, self.resets, self.rates_for = shared
 
     def rate_factor(self, global_batch: int, *, scales: bool) -> float:
@@ -111,7 +112,7 @@ class Survival:
         return global_batch / before if scales else 1.0
 
     def take_up(self, balancer: Balancer, wire: Wire, prefix: str) -> bool:
-        """Take up the last commit; return whether the ranks are the very same as then, or there was none.
+        """Continue from the last commit; return whether the ranks are the very same as then, or there was none.
 
         A collective call, before the first round of a membership and after ``share``.
         """
@@ -123,7 +124,8 @@ class Survival:
         prospect = balancer.meter.learner.expected(), balancer.meter.limit
         ranks = wire.allgather_object((self._rank, prospect), name=f"{prefix}.survivors")
         came_from, prospects = zip(*ranks, strict=True)
-        same = list(came_from) == list(range(common["workers"]))  # of the commit: its first few ranks are not all
+        # The number of ranks is the commit's: its first few ranks alone are another membership.
+        same = list(came_from) == list(range(common["workers"]))
         if balancer.go_on(common, prospects, same_ranks=same):
             return True
         if balancer.rank == 0:
@@ -144,12 +146,7 @@ class Survival:
 
 
 class Member:
-    """What the elastic states of all frameworks have in common; the base before Horovod's ``ObjectState``.
-
-    Differences from Horovod's: every change of hosts is followed by ``sync()``, because ranks may have read different
-    numbers of rounds of the data, or hold different models (D-PSGD); values are copied, so that what changes in place
-    does not change in the commit.
-    """
+    """What the elastic states of all frameworks have in common; the base before Horovod's ``ObjectState``."""
 
     _host_messages: Any
     _saved_state: dict[str, Any]
@@ -207,7 +204,8 @@ class Member:
         if isinstance(sys.exception(), self._failure):
             self._notice()
             self._leave()
-            self._hang_up()  # first, because others may wait for this rank; values may ask Horovod, so later
+            # Before values are restored, because others may wait for this rank, and values may ask Horovod.
+            self._hang_up()
         else:
             self._leave()
             self._go_back()
@@ -228,14 +226,16 @@ class Member:
             super().check_host_updates()  # type: ignore[misc]
         except Exception as interrupt:
             if hasattr(interrupt, "skip_sync"):  # HostsUpdatedInterrupt, of a package that is not imported here
+                # Unlike Horovod, always with a sync(): ranks may have read different numbers of rounds of the data, or
+                # hold different models (D-PSGD).
                 interrupt.skip_sync = False
                 self._notice()
             raise
 
     def _from_rank_0(self, broadcast: Callable[[Any], Any], value: Any) -> Any:
         """Return rank 0's value; take its number of rounds until the next commit, too."""
-        told, self._pace.rounds = broadcast((value, self._pace.paid_for))
-        return told
+        received, self._pace.rounds = broadcast((value, self._pace.paid_for))
+        return received
 
     def _commit_is_due(self, every: Every) -> bool:
         if self._session is None:  # let go of by the user's own restore()
@@ -290,7 +290,8 @@ class Member:
                 "it, again inside the function that hvd.elastic.run calls after every reset"
             )
         self._leave()
-        self._session = session  # to be let go of from here on, whatever fails
+        # First, so that `_leave` closes the session whatever fails below.
+        self._session = session
         batch = session.balancer.planner.global_batch
         self._scale_rates(self._survival.rate_factor(batch, scales=self.scale_learning_rate))
         if self._noticed_at is not None:
@@ -298,6 +299,7 @@ class Member:
         return self._survival.take_up(session.balancer, session.wire, session.prefix)
 
     def _save_values(self) -> None:
+        # Unlike Horovod's, a copy: what changes in place must not change in the commit.
         self._saved_state = copy.deepcopy(self._saved_state)
 
     def _check_names(self, values: Iterable[str]) -> None:

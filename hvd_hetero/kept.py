@@ -1,8 +1,7 @@
 """Learned figures as plain data, and back: the `state_dict` and `load_state_dict` of classes that learn.
 
-A class names its attributes once, in ``KEPT``. What an attribute holds when a state is loaded tells its shape and type:
-an array with a number for each rank, a list, a named tuple, a number. A state that does not fit changes no
-figure of the object that refuses it.
+A class names its attributes once, in ``KEPT``. What an attribute holds when a state is loaded decides its shape and
+type: an array with a number for each rank, a list, a named tuple, a number.
 """
 
 from __future__ import annotations
@@ -82,8 +81,9 @@ class Kept:
         return state | {key: None if part is None else part.state_dict() for key, part in parts.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what ``state_dict`` has returned; a part that only one of both has stays as it is."""
+        """Load what ``state_dict`` has returned; a part that only one of both has stays as it is."""
         of = type(self).__name__
+        # All figures are read before any is set: a state that does not fit must leave the object as it was.
         for name, value in [(f.name, f.read(state, getattr(self, f.name), of)) for f in self.KEPT]:
             setattr(self, name, value)
         for name in self.PARTS:

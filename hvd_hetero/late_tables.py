@@ -15,8 +15,7 @@ the busiest rank, by the last table,
 
     k = ceil(c / (0.01 b)),        at most K
 
-keeps it within 1 % of a step. All ranks have the same table, and so the same k. c is what ranks of Gloo that share two
-cores take, 1.5 ms; it was not measured with Horovod. K = 64 is arbitrary.
+keeps it within 1 % of a step. All ranks have the same table, and so the same k.
 """
 
 from __future__ import annotations
@@ -31,9 +30,8 @@ from hvd_hetero.balancer import Balancer
 from hvd_hetero.consistency import require_finite
 from hvd_hetero.rounds import FinishedRound, MicroBatch, RoundReport, RoundTable, checksum
 
-_COSTS_S = 1.5e-3  # c
-_SHARE = 0.01
-_MOST = 64  # K
+# c, the processor's seconds of a sum: as measured with Gloo on two busy cores, and not measured with Horovod.
+_COSTS_S = 1.5e-3
 
 
 class LateTables:
@@ -41,7 +39,7 @@ class LateTables:
 
     def __init__(self, balancer: Balancer) -> None:
         self.every = 1
-        """Rounds that a row tells of: k."""
+        """Rounds of a row: k."""
         self.sent = 0
         """Rows sent so far, which says what each shows of the parameters."""
         self._balancer = balancer
@@ -68,11 +66,12 @@ class LateTables:
         self._rounds.append(work)
 
     def row(self, **figures: float) -> npt.NDArray[Any]:
-        """Return this rank's part of the table, which tells of the rounds since the last one.
+        """Return this rank's row of the table: the means of its rounds since the last one.
 
-        A row teaches no speed if all of its rounds were short. Some short ones do no harm, for their means lie on the
-        same line. ``figures``: of the parameters and their gradients, by the names of their columns.
+        ``figures``: of the parameters and their gradients, by the names of their columns.
         """
+        # A row teaches no speed if all of its rounds were short. Some short ones do no harm, for their means lie on the
+        # same line.
         balancer, meter = self._balancer, self._balancer.meter
         rounds, last = len(self._rounds), self._rounds[-1]
         meter.learn(short=self._short)
@@ -94,7 +93,7 @@ class LateTables:
         return report.vector(balancer.rank, balancer.workers)
 
     def hear(self, summed: npt.NDArray[Any]) -> None:
-        """Take the table of the latest rows: raise on all ranks alike if one differs, or decide."""
+        """Take the table of the latest rows: raise on every rank if one disagrees, else decide the next plan."""
         assert self._under_way is not None, "a row has been sent"
         (round, last, elapsed_s, short), self._under_way = self._under_way, None
         balancer, table = self._balancer, RoundTable(summed, self._balancer.workers)
@@ -104,8 +103,9 @@ class LateTables:
         finished = FinishedRound(round, last.epoch, last.plan, table, elapsed_s)
         balancer.agree_late(finished, short=short)
         busiest_s = float(table.busy_s.max())
+        # Of a step, 1 % is the budget of our own work. K = 64 is arbitrary.
         if 0.0 < busiest_s < math.inf:
-            self.every = min(max(math.ceil(_COSTS_S / (_SHARE * busiest_s)), 1), _MOST)
+            self.every = min(max(math.ceil(_COSTS_S / (0.01 * busiest_s)), 1), 64)
 
     def _planned(self, samples: float) -> int:
         """Return in how many micro-batches the policy would have this share done: it plans by what one costs."""

@@ -39,12 +39,14 @@ class Planner(Kept):
     PARTS = ("noise", "goodput", "anticipation", "fixed_costs")
 
     def __init__(self, policy: Policy, workers: int, global_batch: int | Goodput, *, logs: bool = False) -> None:
-        policy = copy.deepcopy(policy)  # what it learns belongs to this training, and users may begin another with it
+        # What it learns belongs to this training, and users may begin another one with it.
+        policy = copy.deepcopy(policy)
         self.goodput: Goodput | None = None
         """What adapts the global batch; None: it stays."""
         self.rate_factor = 1.0
         """The factor of the learning rate in the update of the round that was agreed."""
-        if not isinstance(global_batch, int | np.integer):  # seldom, and then costs imports
+        if not isinstance(global_batch, int | np.integer):
+            # Imported here, because few trainings need it, and it imports solvers.
             from hvd_hetero.policies.goodput import Goodput
 
             if isinstance(global_batch, Goodput):
@@ -180,8 +182,8 @@ class Planner(Kept):
     def _learn_noise(self, table: RoundTable) -> None:
         samples = table.figures("gradient_samples")
         if any(samples):
-            # Of |g|², which all ranks compute of the same numbers, rank 0's: processors add up in other orders.
-            # Where they differ by more, somebody else reduces gradients, and had not when they were measured.
+            # All ranks compute |g|² of the same numbers, and processors add up in other orders: take rank 0's. Where
+            # they differ by more, another reducer sums the gradients, and had not when they were measured.
             square = table.figures("mean_square")[0]
             own, further = table.figures("gradient_square"), math.fsum(table.figures("further_batches"))
             noise = noise_of(samples, own, square, further=further, of=self.epoch_samples)
@@ -189,13 +191,14 @@ class Planner(Kept):
                 self.noise.learn(noise)
 
     def renegotiate(self, state: Mapping[str, Any], speeds: Sequence[float], limits: Sequence[int]) -> None:
-        """Go on from the state of another membership; shares follow what the present ranks know about themselves.
+        """Continue from another membership's state; shares follow what the present ranks know of their speeds.
 
         Speeds and limits are one per rank, the same on every rank: the speed that it expects (NaN: not known), and the
         largest micro-batch that fits its memory (0: none has failed).
         """
         plan = self.policy.renegotiate(self._plans[0], speeds)
-        super().load_state_dict({**state, "anticipation": None})  # of the end that other ranks had
+        # Without the forecast of a round's end, which was that of other ranks.
+        super().load_state_dict({**state, "anticipation": None})
         if self.goodput is not None and state["goodput"] is not None:
             plan = self.policy.resized(plan, self.goodput.nearest(sum(state["plans"][-1]["samples"])))
         self._plans = deque([plan.within(limits)] * len(self._plans))
@@ -230,7 +233,7 @@ class Planner(Kept):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up where another job left off, with the same policy, ranks, global batch and lead."""
+        """Continue from another job's state, of the same policy, ranks, global batch and rounds ahead."""
         self.require_fitting(state)
         self.policy.load_state_dict(state["kept"])
         super().load_state_dict(state)

@@ -30,8 +30,8 @@ import numpy.typing as npt
 from hvd_hetero.allocation.largest_remainder import proportional
 from hvd_hetero.columns import COLUMNS
 
+# Counts travel as float32, which is exact up to here.
 MAX_ROUND_SAMPLES = 2**24
-"""The largest round: counts travel as float32, which is exact up to here."""
 
 
 def checksum(content: bytes | memoryview) -> int:
@@ -77,8 +77,9 @@ class RoundPlan:
                 f"rank {rank}: {x[rank]} samples cannot be cut into {k[rank]} micro-batches; "
                 "each micro-batch needs at least one sample, and a rank without samples has none"
             )
+        # Made once, since at 10,000 ranks each takes 0.1 ms; a frozen object has no other way to set them.
         for name, value in (("total", total), ("shares", x), ("cuts", k)):
-            object.__setattr__(self, name, value)  # a frozen plan's own, made once: at 10,000 ranks each takes 0.1 ms
+            object.__setattr__(self, name, value)
 
     @classmethod
     def of(cls, samples: Sequence[int] | npt.NDArray[np.int64], micro_batch: int | None = None) -> RoundPlan:
@@ -100,9 +101,7 @@ class RoundPlan:
     def sizes(self, rank: int, held: int | None = None) -> tuple[int, ...]:
         """Return the samples of each micro-batch of a rank, the smaller ones first.
 
-        ``held`` is the number of samples that the rank still has, where its data end in this round. Smaller
-        first, because the accumulated gradient is re-scaled when the size changes, by (old size) / (new size): in this
-        order that factor is below one and cannot overflow a half-precision gradient.
+        ``held`` is the number of samples that the rank still has, where its data end in this round.
         """
         k, samples = self.micro_batches[rank], self.samples[rank]
         if held is not None and held < samples:
@@ -110,6 +109,8 @@ class RoundPlan:
         if k == 0:
             return ()
         base, larger = divmod(samples, k)
+        # Smaller first: when the size changes, the accumulated gradient is multiplied by (old size) / (new size). In
+        # this order that factor is below one, and cannot overflow a half-precision gradient.
         return (base,) * (k - larger) + (base + 1,) * larger
 
     def start(self, rank: int) -> int:
@@ -140,7 +141,8 @@ class RoundPlan:
             if total - over >= least.sum():
                 samples = proportional(self.samples, total - over, minimum=least, multiple_of=step)
                 room = np.where(busy, self.shares - samples, -total)
-                samples[room.argmax()] += over  # so that only one rank has no multiple
+                # To one rank, so that all others have a multiple.
+                samples[room.argmax()] += over
                 return tuple(samples.tolist())
         few = total < busy.sum()
         return tuple(proportional(self.samples, total, minimum=0 if few else busy).tolist())
@@ -232,10 +234,8 @@ class CostRule(NamedTuple):
     padded_square: float
 
     def each(self, lengths: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-        """Return what each sample costs, and what each in a batch costs more if this one is its longest.
-
-        Every operation is correctly rounded, and so the same on every rank.
-        """
+        """Return each sample's cost, and what every sample of a batch costs more if this one is its longest."""
+        # Every operation is correctly rounded, and so the same on every rank.
         squares = lengths * lengths
         alone = self.number + self.length * lengths + self.square * squares
         return alone, self.padded * lengths + self.padded_square * squares

@@ -107,7 +107,8 @@ class Session:
 
             self._recorder.add(LiveView(), ours=True)
             self._record()
-        number = next(_numbers)  # drawn last: what fails above may fail on one rank alone
+        # Drawn last: what fails above may fail on one rank alone, and all must have drawn as often.
+        number = next(_numbers)
         if wire is not None:
             number = wire.broadcast_object(number, root_rank=0, name="hetero.number")
         self.prefix = f"hetero{number}"

@@ -10,20 +10,14 @@ max(sum_s c_s / sum_i x_i, max_s c_s / max_i x_i).
 1. Costliest first, each sample goes to the rank that lacks most of its part x_i / sum_j x_j of the whole cost. That is
    the rule of longest processing times (Graham 1969) by absolute deficits, so no key depends on the sample.
 2. The samples of the latest rank and of one or two others are divided anew, the cheapest ones in the best of all
-   ways, until the bound is reached within 1/256, nothing helps, or the tries are used up.
+   ways, until the bound is nearly reached, nothing helps, or the tries are used up.
 3. If the bound is not reached, as with few samples, rule 2 is tried from another start: the runs below.
 
 **Padding.** Where a batch is padded to its longest sample, F_i = (sum_{s in R_i} c_s + |R_i| max_{s in R_i} p_s) / x_i,
 so samples of similar length belong together. Sorted by p, then c, they are cut into runs, each as long as F_i <= F
-allows; bisection finds the least F. The longest run is for the largest share. Where time allows, other orders of the
-ranks are tried, because one sample more costs a run of few long samples much. Rule 2 follows.
+allows; bisection finds the least F. The longest run is for the largest share. Rule 2 follows.
 
-**Every rank decides alike**: by integers, whose sums are exact, and by single divisions, which all processors round
-alike.
-
-Cost: O(n log n + n log k), then `_WORK` / n tries at most; ``benchmarks/cost_division.py`` measures it.
-
-Rejected: the differences of Karmarkar and Karp, which are for equal ranks. Arbitrary: the constants, within the time.
+Cost: O(n log n + n log k), and the tries of rule 2; ``benchmarks/cost_division.py`` measures it.
 """
 
 from __future__ import annotations
@@ -43,9 +37,11 @@ from numpy.typing import ArrayLike
 from hvd_hetero import checks
 from hvd_hetero.checks import FloatArray, IntArray
 
-_NEAR = 1 + 2.0**-8  # costs are known to some per cent
-_FREE = {2: 10, 3: 8}  # samples that so many ranks divide anew: 1,024 or 6,561 ways
-_WORK, _TRIES, _TURNS, _LEVELS = 160, 12, 512, 7
+# How many samples are free in a group of two or of three ranks: 1,024 or 6,561 ways to divide them.
+_FREE = {2: 10, 3: 8}
+# Tries of rule 2, orders of the ranks and bisections. All are arbitrary, and keep the time within that of the table in
+# benchmarks/cost_division.py; the first two fall with the number of samples, whose division alone takes longer then.
+_TRIES, _TRIES_TIMES_SAMPLES, _ORDERS_TIMES_SAMPLES, _BISECTIONS = 12, 160, 512, 7
 
 
 def divide(costs: ArrayLike, shares: ArrayLike, *, least: int = 1) -> IntArray:
@@ -61,6 +57,7 @@ def divide(costs: ArrayLike, shares: ArrayLike, *, least: int = 1) -> IntArray:
         TypeError: If costs or shares are not integers.
     """
     work = _Work.of(costs, 0, shares, least)
+    # Considered: the differences of Karmarkar and Karp, which are for equally fast ranks.
     return work.best(work.dealt, work.runs)
 
 
@@ -126,7 +123,7 @@ def _runs(
 
     low, high, level = 0.0, math.inf, alone[-1] / whole
     best: tuple[float, list[int]] = math.inf, []
-    for _ in range(_LEVELS):
+    for _ in range(_BISECTIONS):
         worst, sizes, excess = at(level)
         best = min(best, (worst, sizes))
         low, high = (level, high) if excess > 0 else (low, level)
@@ -157,7 +154,9 @@ class _Work:
                 f"shares must be positive on at least one rank, and samples enough for {least} on each such rank, got "
                 f"{n} samples and {able.size} positive shares; raise the global batch"
             )
-        if n * (int(c.max()) + int(p.max())) >= 2**53:  # below, floats hold every sum
+        # Below, floats hold every sum exactly. Single divisions follow, which all processors round alike, so that all
+        # ranks divide alike.
+        if n * (int(c.max()) + int(p.max())) >= 2**53:
             raise ValueError(
                 f"costs and padding must be below 2**53 / {n} for {n} samples, got {c.max()} and {p.max()}; count "
                 "in larger units"
@@ -168,7 +167,8 @@ class _Work:
         """Return the ranks by rule 1; those with too few samples take the cheapest that others can spare."""
         k, each = self.x.size, self.c + self.p
         total, unit = int(each.sum()), int(self.x.sum()) * k
-        heap = [-x * total * k + i for i, x in enumerate(self.x.tolist())]  # minus the deficit; the rank as last digit
+        # Minus the deficit, with the rank as last digit: ties go to the lower rank, and all keys are integers.
+        heap = [-x * total * k + i for i, x in enumerate(self.x.tolist())]
         heapq.heapify(heap)
         order, taken = np.argsort(-each, kind="stable"), []
         for cost in each[order].tolist():
@@ -187,11 +187,12 @@ class _Work:
     def runs(self) -> IntArray:
         """Return the ranks if each has a run of sorted samples, in the best of some orders of the ranks."""
         order, ranks = np.lexsort((-self.c, -self.p)), np.argsort(-self.x, kind="stable")
+        # Other orders than by share, too, as far as time allows: one sample more costs a run of few long samples much.
         turns = (np.roll(way, turn) for turn in range(ranks.size) for way in (ranks, ranks[::-1]))
         c, p = self.c[order], self.p[order]
         found = [
             (*_runs(c, p, self.x[turn].tolist(), self.least), turn)
-            for turn in islice(turns, max(1, _TURNS // order.size))
+            for turn in islice(turns, max(1, _ORDERS_TIMES_SAMPLES // order.size))
         ]
         _, sizes, ranks = min(found, key=itemgetter(0))
         start = np.empty_like(order)
@@ -201,8 +202,9 @@ class _Work:
     def best(self, *starts: Callable[[], IntArray]) -> IntArray:
         """Return the ranks by the best start."""
         each = self.c + self.p
-        enough = max(int(each.sum()) / int(self.x.sum()), int(each.max()) / int(self.x.max())) * _NEAR
-        tries = min(_TRIES, _WORK // each.size)
+        # Within 1/256 of the bound: costs are known to some per cent, so a better division would not be faster.
+        enough = max(int(each.sum()) / int(self.x.sum()), int(each.max()) / int(self.x.max())) * (1 + 2.0**-8)
+        tries = min(_TRIES, _TRIES_TIMES_SAMPLES // each.size)
         found = []
         for start in starts if tries else starts[:1]:
             found.append(self.improved(start(), enough, tries))
@@ -211,7 +213,7 @@ class _Work:
         return self.able[min(found, key=itemgetter(0))[1]]
 
     def finish(self, ranks: IntArray) -> FloatArray:
-        """Return F."""
+        """Return each rank's finish time: the cost of its samples, padding included, over its share."""
         load = np.bincount(ranks, weights=self.c, minlength=self.x.size).astype(np.float64)
         if self.p.any():
             longest = np.zeros(self.x.size)

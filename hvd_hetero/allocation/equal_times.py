@@ -8,10 +8,9 @@ Its speed is w_i / t_i, and equal computing times (Eq. 8) under a constant sum C
 If speeds do not depend on w, one epoch reaches the fixed point. It is repeated because they do depend on w, a little,
 and because measurements are noisy. Algorithm 1 stops "when the ratio is not fluctuating": `settled`.
 
-Differences from the paper It rounds the change u_i of each worker (section III.B.3) and does not say how the sum
-survives. Here the largest remainder keeps it (`proportional`); ranks get the same bits, because every machine rounds
-the divisions before it correctly. No worker falls below 1: without samples it could not be measured, and would stay at
-0 by Eq. 10. A worker without a usable time keeps its count. The stop rule is made precise.
+Differences from the paper: it rounds the change u_i of each worker (section III.B.3) and does not say how the sum
+survives. Here the largest remainder keeps it (`proportional`). A worker without a usable time keeps its count. The stop
+rule is made precise.
 """
 
 from __future__ import annotations
@@ -51,6 +50,8 @@ def adapt(counts: ArrayLike, compute_seconds: ArrayLike) -> IntArray:
         # Relative to the longest and bounded, so that no speed overflows; `proportional` could not see the difference.
         relative = np.maximum(seconds[measured] / seconds[measured].max(), 2.0**-100)
         speeds = w[measured] / relative
+        # At least 1 each: without samples a worker could not be measured, and would stay at 0 by Eq. 10. Ranks get the
+        # same bits, because every machine rounds the divisions above correctly.
         w[measured] = proportional(speeds, sum(w[measured].tolist()))
     return w
 
@@ -58,18 +59,16 @@ def adapt(counts: ArrayLike, compute_seconds: ArrayLike) -> IntArray:
 def settled(history: Sequence[ArrayLike], window: SupportsIndex = 3, tolerance: SupportsIndex = 1) -> bool:
     """Return True if "the ratio is not fluctuating" (Algorithm 1, line 9), so that the allocation may stay.
 
-    It is True once no worker's count spans more than `tolerance` units over the last `window` allocations. The range is
-    over the whole window, not from one epoch to the next, so a slow drift in one direction does not count as rest. A
-    tolerance of 0 is the paper's "until w_i stays still". The default of 1 forgives the unit that noise moves back and
-    forth across a rounding edge. A window of 3 is arbitrary: with it the rule stops after 4 to 5 epochs, as the paper's
-    runs did.
-
+    It is True once no worker's count spans more than `tolerance` units over the last `window` allocations.
     ``history`` holds the allocations so far, oldest first, each with one count per worker.
     """
+    # A window of 3 is arbitrary: with it the rule stops after 4 to 5 epochs, as the paper's runs did. A tolerance of 0
+    # is the paper's "until w_i stays still"; 1 forgives a unit that noise moves back and forth across a rounding edge.
     length = checks.integer("window", window, least=2)
     most = checks.integer("tolerance", tolerance, least=0)
     if len(history) < length:
         return False
     workers = np.size(history[-1])
+    # The range over the whole window, not from one epoch to the next: a slow drift in one direction is a change.
     last = np.stack([checks.integers("history", counts, workers) for counts in list(history)[-length:]])
     return bool(np.ptp(last, axis=0).max() <= most)

@@ -18,29 +18,15 @@ flat part, j = 0 or 2 <= j <= B - 2,
 The j with the least Bayesian information criterion wins, 2 B log(cost) + parameters log(B), with 2 parameters for a
 line (j = 0) and 4 for a bent one: a flat part must pay for itself. Cost O(B^3), for a profile of tens of batch sizes.
 
-A rising candidate that is not positive at every measured size is dropped: noise can make an intercept so negative that
-the smallest batches would take no time. If no candidate remains, the fit is refused. Rejected: forcing b >= 0 (a device
-may have b < 0 above a flat part), and raising the bad times to a small positive one (a made-up speed, where an error
-says what to measure). Below the smallest measured size a line with b < 0 may still reach zero: nothing is known there.
-
+A rising candidate that is not positive at every measured size is dropped. If no candidate remains, the fit is refused.
 Theil-Sen tolerates 29 % of outliers among the points of the line, the medians just under half.
-
-x_o is the largest batch that ran below the smallest that did not. Memory use is not extrapolated, because it need not
-be linear.
 
 **The cliff.** A batch that hardly fits leaves no room for the fast algorithms, which need memory of their own: on an
 H200 with a tenth of its memory, a convolutional network took 63 ms for 3,780 images, 161 ms for 3,885, and ran out of
-memory at 3,937 (``benchmarks/results/gpu/curve.md``). So if each of the largest sizes takes half as long again
-(arbitrary, above what noise does to several) as two batches of half its size, they are no part of the curve, and are
-left out of the fit. Such sizes are two or more, at most half of all, and above six others. Nothing else follows from a
-cliff: a device that was slow for a while, when the largest batches were measured, shows one, too, and a cliff does not
-mean that a batch does not fit.
+memory at 3,937 (``benchmarks/results/gpu/curve.md``). Such sizes are no part of the curve.
 
 Differences from the paper
     The paper profiles offline and reads the four numbers off a plot; it has no outliers and no fit.
-
-Rejected: least squares (one outlier moves everything), RANSAC (random), a flat part of one point (it looks like a slow
-first batch, the most frequent outlier).
 """
 
 from __future__ import annotations
@@ -55,8 +41,9 @@ from numpy.typing import ArrayLike
 from hvd_hetero import checks
 from hvd_hetero.checks import FloatArray
 
-_CLIFF, _BELOW_A_CLIFF = 1.5, 6
-_LEAST_COST = 1e-9  # below what any clock resolves; keeps the logarithm of a perfect fit finite
+# Half as long again as two batches of half the size (arbitrary, above what noise does to several), and the sizes that a
+# curve needs below its cliff.
+_CLIFF_PER_HALVES, _SIZES_BELOW_CLIFF = 1.5, 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +100,8 @@ def fit_gamma(batch: ArrayLike, seconds: ArrayLike) -> Gamma:
             f"{sizes.tolist()}; two cannot tell an outlier from a slope: measure more, or smaller, batches"
         )
     times = np.array([np.median(t[fits & (x == size)]) for size in sizes])
+    # The largest batch that ran below the smallest that did not: memory use is not extrapolated, since it need not be
+    # linear. A batch beyond the cliff counts, because it ran.
     largest = int(sizes[-1])
     kept = _before_the_cliff(sizes, times)
     sizes, times = sizes[:kept], times[:kept]
@@ -133,10 +122,12 @@ def fit_gamma(batch: ArrayLike, seconds: ArrayLike) -> Gamma:
 
 
 def _before_the_cliff(x: npt.NDArray[np.int64], t: FloatArray) -> int:
-    """Return how many sizes, of x ascending, are on the curve; at least so many, and half of all, are."""
+    """Return how many of the ascending sizes x lie on the curve: half of them, and six, at least."""
     each = t / x
-    for kept in range(max(_BELOW_A_CLIFF, x.size // 2), x.size - 1):
-        if (each[kept:] > _CLIFF * np.interp(x[kept:] / 2, x[:kept], each[:kept])).all():
+    # A cliff of one size would be an outlier. A device that was slow while the largest batches were measured shows a
+    # cliff, too, so nothing else follows from one, and a batch beyond it still fits.
+    for kept in range(max(_SIZES_BELOW_CLIFF, x.size // 2), x.size - 1):
+        if (each[kept:] > _CLIFF_PER_HALVES * np.interp(x[kept:] / 2, x[:kept], each[:kept])).all():
             return kept
     return int(x.size)
 
@@ -144,6 +135,8 @@ def _before_the_cliff(x: npt.NDArray[np.int64], t: FloatArray) -> int:
 def _fit(x: FloatArray, t: FloatArray) -> tuple[float, float, float] | None:
     """Return slope, intercept and knee of the best positive split, or None; x ascending and distinct."""
     best, answer = math.inf, None
+    # A flat part of one point would look like a slow first batch, the most frequent outlier. Considered instead of
+    # trying every part: least squares (one outlier moves everything) and RANSAC (random).
     for flat in (0, *range(2, x.size - 1)):
         slope, intercept = _theil_sen(x[flat:], t[flat:])
         if flat and not slope > 0:
@@ -152,10 +145,14 @@ def _fit(x: FloatArray, t: FloatArray) -> tuple[float, float, float] | None:
         if knee > x[-1] or (flat and knee <= x[0]):
             continue
         predicted = slope * np.maximum(x, knee) + intercept
+        # Noise can make an intercept so negative that the smallest batches would take no time. Considered: forcing
+        # b >= 0 (a device may have b < 0 above a flat part), and raising the bad times (a made-up speed, where an
+        # error says what to measure). Below the smallest measured size the line may reach zero: nothing is known there.
         if slope > 0 and not predicted.min() > 0:
             continue
         cost = float(np.mean(np.abs(t - predicted) / t))
-        criterion = 2 * x.size * math.log(max(cost, _LEAST_COST)) + (4 if flat else 2) * math.log(x.size)
+        # 1e-9 is below what any clock resolves: perfect fits differ by rounding alone, and fewer parameters decide.
+        criterion = 2 * x.size * math.log(max(cost, 1e-9)) + (4 if flat else 2) * math.log(x.size)
         if criterion < best:
             best, answer = criterion, (slope, intercept, knee)
     return answer

@@ -13,20 +13,13 @@ Integers come from the largest remainder. Every free worker gets floor(tau v_i).
 free workers) go one each to the largest fractional parts, ties to the lower rank. The floor of a real share above an
 integer bound is not below that bound, so the bounds hold, and every share is within one unit of tau v_i.
 
-**Every rank gets the same bits.** Speeds become integers first, by a power of two that gives the fastest 30 bits. The
-scaling and the floor are exact, and so are the integers that follow. Speeds that are integers of up to 30 bits lose
-nothing; others move the real-valued shares by less than n X / 2^29. A worker 2^30 times slower than the fastest counts
-as standing still.
+**Every rank gets the same bits.** Speeds become integers first, by a power of two that gives the fastest 30 bits.
+Speeds that are integers of up to 30 bits lose nothing; others move the real-valued shares by less than n X / 2^29.
 
-Cost: O(n) a pass; selection, not sorting, finds the missing units.
+Cost: O(n) a pass.
 
 Differences from the paper
     The paper divides real numbers and does not say how it rounds; it has no bounds and no multiples.
-
-Rejected: rounding each share and repairing the sum, because the repair depends on the order of ranks; and giving each
-missing unit to the worker that would finish earliest with it. That is the exact minimax in integers, which `minimax`
-computes. But it may move a share more than one unit from the real-valued one (as divisor methods do), and LB-BSP
-changes batch sizes in every round, where a small change is worth more than the fraction of one sample.
 """
 
 from __future__ import annotations
@@ -39,12 +32,13 @@ from numpy.typing import ArrayLike
 from hvd_hetero import checks
 from hvd_hetero.checks import FloatArray, IntArray
 
-_WEIGHT_BITS = 30  # arbitrary between "finer than any measured speed" (20) and "weight x units fits in int64" (62 - 33)
-_UNITS_IN_INT64 = 2**33  # below this many units, weight x units cannot overflow 63 bits
+# Arbitrary: 20 are finer than any measured speed, and with more than 30 fewer units could be divided in int64.
+_WEIGHT_BITS = 30
 
 
 def quantise(speeds: FloatArray) -> IntArray:
     """Return non-negative finite speeds as integers in the same proportion, the largest of 30 bits (or all zero)."""
+    # The scaling and the floor are exact, so all processors agree. A worker 2^30 times slower than the fastest gets 0.
     _, exponent = np.frexp(speeds.max())
     return np.floor(np.ldexp(speeds, _WEIGHT_BITS - int(exponent))).astype(np.int64)
 
@@ -95,7 +89,8 @@ def _sum(counts: IntArray) -> int:
 
 def _divide(weights: IntArray, units: int, lower: IntArray) -> IntArray:
     """Divide `units` in proportion to `weights`, at least `lower`, by the two rules at the top of this file."""
-    exact = np.int64 if units < _UNITS_IN_INT64 else object  # object: Python's integers, slower, without overflow
+    # With more units, weight x units could overflow int64. Python's integers (object) are slower and cannot.
+    exact = np.int64 if units < 2 ** (63 - _WEIGHT_BITS) else object
     shares = lower.copy()
     free = np.flatnonzero(weights)  # ranks, always ascending
     if not free.size:
@@ -113,11 +108,15 @@ def _divide(weights: IntArray, units: int, lower: IntArray) -> IntArray:
         free = free[~below]
     missing = left - int(floor.sum())
     if missing:
-        # A worker without a rest gets no unit, because more workers have a rest than units are missing.
-        rest = weight * left - floor * whole
-        threshold = np.partition(rest, free.size - missing)[free.size - missing]
-        above = rest > threshold
-        ties = np.flatnonzero(rest == threshold)[: missing - np.count_nonzero(above)]
+        # Considered: rounding each share and repairing the sum, which depends on the order of ranks; and giving a unit
+        # to the worker that would finish earliest with it, as `minimax` does. That may move a share more than one unit
+        # from the real-valued one, and LB-BSP changes batches in every round, where small changes are worth more.
+        # A worker without a remainder gets no unit, because more workers have one than units are missing.
+        remainder = weight * left - floor * whole
+        # Selection instead of sorting, in O(n).
+        threshold = np.partition(remainder, free.size - missing)[free.size - missing]
+        above = remainder > threshold
+        ties = np.flatnonzero(remainder == threshold)[: missing - np.count_nonzero(above)]
         floor[above] += 1
         floor[ties] += 1
     shares[free] = floor.astype(np.int64)

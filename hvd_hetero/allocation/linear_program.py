@@ -9,12 +9,6 @@ is rounded down. The missing units, fewer than n, go one each to the workers wit
 to the lower rank. Sum, bounds and multiples hold; the optimum may be lost. The relaxation's value is a lower bound of
 every integer split, returned as `bound_s`.
 
-HiGHS tolerates an error of 1e-7 in every row, in any unit. In seconds, it could not separate rounds of a microsecond,
-and their split would be arbitrary. So the unit of short rounds is the power of two seconds below the level of Eq. 3
-without bounds, which no split undercuts: the optimum is then 1 or more, and the scaling rounds nothing. Rounds of a
-second and more are not scaled, because HiGHS treats small coefficients (below 1e-9 a sample) as zero. Rejected: the
-optimum of `minimax` as the unit, because this program is there to check `minimax`.
-
 Differences from the paper
     The paper says neither how it rounds nor which toolbox it used.
 
@@ -84,6 +78,11 @@ def minimax_lp(
 
 def _per_unit_of_time(p: Problem) -> int:
     """Return the e for which 2^e times the level without bounds is from 1 to 2; 0 where that is no part of a second."""
+    # HiGHS tolerates an error of 1e-7 in every row, in any unit. In seconds, it could not separate rounds of a
+    # microsecond, and their split would be arbitrary. The level without bounds is one that no split undercuts, so the
+    # optimum is then 1 or more, and a power of two rounds nothing. Rounds of a second and more are not scaled, because
+    # HiGHS takes coefficients below 1e-9 a sample for zero. Considered: the optimum of `minimax` as the unit, but this
+    # program is there to check `minimax`.
     rising = p.slope_s > 0
     units = p.units - int(p.upper[~rising].sum())  # what costs nothing is done by others
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):

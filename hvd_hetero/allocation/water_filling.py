@@ -23,10 +23,6 @@ with few binary digits are solved exactly, others to some units in the last plac
 Differences from the paper
     The paper gives the relaxed problem to "existing mathematical toolboxes" (as `minimax_lp` does) and does not mention
     rounding and ties. Zero slopes, negative intercepts and common multiples are allowed here.
-
-Rejected: a heap of next finishing times (exact too, but O(U log n) steps of Python); the level of the relaxed problem
-by sorting its 2 n break points (it needs a repair in integers afterwards); times as integers on grids of 2^-60 of the
-latest one, refined where workers are far apart (as good, in twice the code).
 """
 
 from __future__ import annotations
@@ -38,8 +34,6 @@ from numpy.typing import ArrayLike
 
 from hvd_hetero.allocation.problem import Allocation, Problem, problem
 from hvd_hetero.checks import FloatArray, IntArray
-
-_ROUNDING = 2.0**-51
 
 
 def minimax(
@@ -97,13 +91,16 @@ def split(p: Problem) -> IntArray:
         clipped: IntArray = np.minimum(np.maximum(caps, lower), upper).astype(np.int64)
         return clipped
 
+    # Considered: a heap of next finishing times (exact too, but O(U log n) steps of Python); the level of the relaxed
+    # problem by sorting its 2 n break points (it needs a repair in integers afterwards); times as integers on grids of
+    # 2^-60 of the latest one, refined where workers are far apart (as good, in twice the code).
     while early < (middle := early / 2 + late / 2) < late:
         if int(finished_by(middle).sum()) < p.units:
             early = middle
         else:
             late = middle
     # What rounding may do to one worker's times; nobody is blurred by another one's. Times within are equal.
-    slack_s = _ROUNDING * (abs(late) + np.abs(p.intercept_s) + p.comm_s)
+    slack_s = 2.0 * np.finfo(np.float64).eps * (abs(late) + np.abs(p.intercept_s) + p.comm_s)
     before, after = finished_by(early, -slack_s), finished_by(late, slack_s)
     by_slope = np.argsort(p.slope_s, kind="stable")
     units = np.empty_like(before)

@@ -9,14 +9,10 @@ worker in turn be b. The first of equals is taken throughout: the earlier of two
 lower b. Both are heuristics: the best window need not consist of the points nearest to one of its own. Hence
 d(ZipLine) <= d(FullGridScan) <= d(GridScan).
 
-Both neighbours of e in row p come from #{x in row p : x <= e}. One search of all ends in row b says, for each end x,
-how many points of b lie before it; counting those numbers per worker, and summing up, gives that count for all (p, e).
-
 Complexity: GridScan O(nR log R) time, O(nR) space; FullGridScan n times that time.
 
 Differences from the paper
-- The paper looks at all R ends of a worker to find the nearest, O(n R^2) and O(n^2 R^2). Rows are sorted, so a binary
-  search finds the same.
+- The paper looks at all R ends of a worker to find the nearest, O(n R^2) and O(n^2 R^2).
 - Algorithm 1 adds M_{p,min} to Z inside the loop over i, which would add every end seen on the way to the nearest; its
   text ("find a point from other rows with the shortest distance") has one per worker, as here.
 - "Rotates the designated row in turn" leaves the start open; here it is worker 0.
@@ -43,7 +39,7 @@ def grid_scan(ends: ArrayLike) -> Barrier:
 def full_grid_scan(ends: ArrayLike) -> Barrier:
     """Return the best window around any end of any worker."""
     times = checked_ends(ends)
-    # min keeps the first of equals, as the strict comparison of Algorithm 1 does
+    # min() keeps the first of equals, as the strict comparison of Algorithm 1 does.
     return min((_scan(times, row) for row in range(len(times))), key=lambda barrier: barrier.wait)
 
 
@@ -51,7 +47,10 @@ def _scan(times: NDArray[Any], row: int) -> Barrier:
     """Run Algorithm 1 with worker ``row`` designated."""
     workers, lookahead = times.shape
     designated = times[row]
-    before = designated.searchsorted(times)  # (n, R): how many designated points lie before each end
+    # Both neighbours of a designated end e in row p follow from #{x in row p : x <= e}. Rows are sorted, so one binary
+    # search of all ends says how many designated points lie before each, (n, R); counting these numbers per worker,
+    # and summing up, gives that count for all (p, e).
+    before = designated.searchsorted(times)
     before += np.arange(workers)[:, np.newaxis] * (lookahead + 1)
     counts = np.bincount(before.ravel(), minlength=workers * (lookahead + 1)).reshape(workers, lookahead + 1)
     reached = counts[:, :lookahead].cumsum(axis=1)  # (n, R): ends of p that are <= designated[j]

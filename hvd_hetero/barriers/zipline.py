@@ -19,9 +19,8 @@ Algorithm 2 finds d*, and the set it holds there.
 Complexity: O(nR log nR) time, for the sort, O(nR) space; the paper's is O(R n^2).
 
 Differences from the paper
-- Algorithm 2 keeps the set Z and scans it to drop a worker's old end, O(n) per step. Here no set is kept. Considered: a
-  heap of the workers' current ends, O(nR log n), but one Python operation per end.
-- Algorithm 2 leaves open how equal times sort. Here by worker, then by iteration, so that every rank sorts alike.
+- Algorithm 2 keeps the set Z and scans it to drop a worker's old end, O(n) per step. Here no set is kept.
+- Algorithm 2 leaves open how equal times sort. Here by worker, then by iteration.
 
 Shapes: n workers, R predicted ends of each.
 """
@@ -78,15 +77,19 @@ def checked_ends(ends: ArrayLike) -> NDArray[Any]:
 def zipline(ends: ArrayLike) -> Barrier:
     """Return the barrier of least waiting over the (n, R) predicted ends, the earliest of equals."""
     times = checked_ends(ends)
+    # Stable, so that equal times sort by worker on every rank. Considered: a heap of the workers' current ends,
+    # O(nR log n) too, but with one Python operation per end.
     order = times.argsort(axis=None, kind="stable")
     timeline = times.ravel()[order]
     slot = np.empty(times.shape, dtype=np.intp)
     slot.ravel()[order] = np.arange(times.size)  # ravel of a fresh array is a view
 
-    lefts = slot[:, -1].min() + 1  # beyond, some worker has no end left
+    # Beyond, some worker has no end left.
+    lefts = slot[:, -1].min() + 1
     cover = np.empty(times.size, dtype=np.intp)
     cover[0] = slot[:, 0].max()
-    cover[slot[:, :-1] + 1] = slot[:, 1:]  # next(j), stored at j + 1; a worker's last slot is never below `lefts`
+    # next(j), stored at j + 1. The slot after a worker's last end stays unset, and is never below `lefts`.
+    cover[slot[:, :-1] + 1] = slot[:, 1:]
     cover = np.maximum.accumulate(cover[:lefts])
 
     left = (timeline[cover] - timeline[:lefts]).argmin()

@@ -4,8 +4,7 @@ A rank listens at each address that it is known by, never at the wildcard, on a 
 the others all of them, and they try them in turn. Only ranks with the same host name try loopback addresses.
 
 The key combines what rank 0 draws with the job's key, which the launcher of the Horovod that we build puts into each
-rank's environment. The job's key is not sent, so reading the network is not enough to take part. Under another
-launcher the key is what rank 0 draws, as secret as the collective that carries it.
+rank's environment.
 """
 
 from __future__ import annotations
@@ -29,13 +28,11 @@ Address = tuple[str, int]
 """A numeric address and a port; IPv6 where the address has a colon."""
 
 _VERSION = 5
-_KEY_BYTES = 32
 _INTERFACE = "HOROVOD_GLOO_IFACE"
 _INTERFACES_OF_TORCH = "GLOO_SOCKET_IFNAME"  # what torch.distributed reads
 _LAUNCHED = "HOROVOD_RANK"  # by Horovod's launcher
 _NAME_IT = "horovodrun --network-interface, or GLOO_SOCKET_IFNAME under torchrun"
 _JOB_KEY = "_HOROVOD_SECRET_KEY"  # in the environment of launcher and ranks, by the Horovod that we build
-_MOST_ADDRESSES = 16  # arbitrary: a host with more interfaces names the one that counts
 
 
 def listen() -> tuple[list[socket.socket], str]:
@@ -78,8 +75,9 @@ def _listen(names: Iterable[str], listeners: dict[str, socket.socket], troubles:
             continue
         for family, kind, protocol, _, where in found:
             ip = str(where[0])
-            # A link-local IPv6 address means nothing without this host's own number of the interface.
-            if ip in listeners or "%" in ip or ip.startswith("fe80:") or len(listeners) == _MOST_ADDRESSES:
+            # A link-local IPv6 address means nothing without this host's own number of the interface. 16 addresses are
+            # arbitrary: a host with more, as one of many containers, names the interface that counts.
+            if ip in listeners or "%" in ip or ip.startswith("fe80:") or len(listeners) == 16:
                 continue
             try:
                 listener = socket.socket(family, kind, protocol)
@@ -129,7 +127,8 @@ def gather_directory(
         "host": socket.gethostname(),
         "addresses": [listener.getsockname()[:2] for listener in listeners],
         "troubles": troubles,
-        "key": secrets.token_hex(_KEY_BYTES) if rank == 0 else "",
+        "key": secrets.token_hex(hashlib.sha256().digest_size) if rank == 0 else "",
+        # A digest, not the key itself: the job's key is never sent, so reading the network is not enough to take part.
         "job": hmac.new(job_key, b"side channel: is it the same job?", hashlib.sha256).hexdigest() if job_key else "",
     }
     entries: list[dict[str, Any]] = [json.loads(payload) for payload in gather(json.dumps(own).encode())]
@@ -148,6 +147,7 @@ def gather_directory(
                 f"({_NAME_IT}), or give that host's name an address of its network in /etc/hosts"
             )
     drawn = bytes.fromhex(entries[0]["key"])
+    # Under a launcher that gives ranks no key, it is what rank 0 drew: as secret as the collective that carried it.
     all_have_it = bool(job_key) and len({entry["job"] for entry in entries}) == 1
     return Directory(
         key=hmac.new(job_key, drawn, hashlib.sha256).digest() if all_have_it else drawn,

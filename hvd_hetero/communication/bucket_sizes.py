@@ -9,28 +9,27 @@ Let gradients arise in the order 0 … n-1, b_i bytes each. When i arises, R_i =
 - b_i >= ``ALONE``: a separate bucket;
 - any other joins the open bucket of its kind, or opens one as its first member i. A bucket holds at most ``MEMBERS``
   gradients and at most ``min(BYTES, R_i / 2)`` bytes (a single gradient may be larger): less and less towards the end,
-  since nothing hides the transfer of the last one. But if ``R_i / 2 < LEAST``, it may hold all the rest.
+  since nothing hides the transfer of the last one. But if ``R_i / 2 < UNDIVIDED_BYTES``, it may hold all of R_i.
 
-One pass, O(n). The division depends only on sizes and kinds, which all ranks share, and not on what arises first on
-a rank: groups must be the same everywhere.
+One pass, O(n).
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
+# Gradients of a bucket. With more, the cost of a call no longer shows.
 MEMBERS = 32
-"""With more members, the cost of a call no longer shows."""
+# Of a bucket. More buckets mean more turns of Horovod's thread; fewer, less overlap. Between 2 and 4 MiB no difference
+# was found, 1 MiB was slower by some per cent, on two ranks with a core each.
 BYTES = 2**22
-"""More buckets mean more turns of Horovod's thread; fewer, less overlap. Between 2 and 4 MiB no difference was found,
-1 MiB was slower by some per cent, on two ranks with a core each."""
-LEAST = 2**19
-"""A smaller part is not worth a turn of Horovod's thread, which takes some tenths of a millisecond from a step: as
-long as its transfer at 10 Gb/s takes (arbitrary)."""
+# A smaller remainder is not worth a turn of Horovod's thread, which takes some tenths of a millisecond from a step: as
+# long as its transfer at 10 Gb/s takes (arbitrary).
+UNDIVIDED_BYTES = 2**19
+# From here on, copies are assumed to cost more than a collective. On two ranks with a core each, going alone gained 3 %
+# of a step at 4 MiB and lost 2 % at 256 KiB, when Horovod made two copies of a bucket; the break-even between these
+# sizes, and with the one copy of today, was not measured.
 ALONE = 2**20
-"""From here on, copies are assumed to cost more than a collective. On two ranks with a core each, going alone gained
-3 % of a step at 4 MiB and lost 2 % at 256 KiB, when Horovod made two copies of a bucket; the break-even between these
-sizes, and with the one copy of today, was not measured."""
 
 
 def divide(sizes: Sequence[int], kinds: Sequence[Hashable] | None = None) -> list[list[int]]:
@@ -40,6 +39,7 @@ def divide(sizes: Sequence[int], kinds: Sequence[Hashable] | None = None) -> lis
     Buckets hold the gradients' numbers, each once, and are ordered by their last member: the last bucket holds the
     last gradient.
     """
+    # By sizes and kinds alone, which all ranks share, and not by what arises first on one: all need the same buckets.
     buckets: list[list[int]] = []
     open_buckets: dict[Hashable, tuple[list[int], int]] = {}  # by kind, with the bytes that it has room for
     left = sum(sizes)
@@ -50,7 +50,7 @@ def divide(sizes: Sequence[int], kinds: Sequence[Hashable] | None = None) -> lis
         else:
             bucket, room = open_buckets.get(kind, ([], -1))
             if size > room or len(bucket) == MEMBERS:
-                bucket, room = [], left if left // 2 < LEAST else min(BYTES, left // 2)
+                bucket, room = [], left if left // 2 < UNDIVIDED_BYTES else min(BYTES, left // 2)
                 buckets.append(bucket)
             bucket.append(number)
             open_buckets[kind] = bucket, room - size

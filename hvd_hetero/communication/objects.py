@@ -2,12 +2,7 @@
 
 Rank i sends m_i: a header of the call's name and the length of its pickle, then the pickle. A gather of rows brings
 m_0 m_1 ... m_{n-1} to all, and the lengths show where each begins; to broadcast an object, only its rank sends
-anything. Horovod's own functions exchange lengths first, in another collective, and a collective is a round trip
-whatever it carries. But a gather is a ring of n - 1 hops and a broadcast is a tree: measured on three ranks, where
-this takes half the time, and not on many.
-
-TensorFlow pairs calls of Horovod by their kind and not by their names, and here all are of one kind. So each message
-names its call, and a message of another call is refused.
+anything.
 """
 
 from __future__ import annotations
@@ -23,8 +18,9 @@ from hvd_hetero.rounds import checksum
 
 Gather: TypeAlias = Callable[[str, memoryview], memoryview]
 """A collective of this name that lays the ranks' messages end to end, in order of rank."""
+# A checksum of the call's name, and the length. TensorFlow pairs calls of Horovod by their kind and not by their names,
+# and here all are of one kind: without the name, a message of another call would be taken for one of this.
 _HEADER = struct.Struct("<IQ")
-_MOST = 2**31 - 1  # Horovod counts bytes in a C int
 
 
 def all_objects(obj: Any, name: str, ranks: int, gather: Gather) -> Sequence[Any]:
@@ -35,6 +31,9 @@ def all_objects(obj: Any, name: str, ranks: int, gather: Gather) -> Sequence[Any
 
 def object_of(obj: Any, is_mine: bool, name: str, gather: Gather) -> Any:
     """Return the object of the one rank for which ``is_mine`` is true; there as it is, elsewhere a copy."""
+    # Horovod's own broadcast sends the length first, in another collective, and a collective is a round trip whatever
+    # it carries. But a gather is a ring of n - 1 hops and a broadcast a tree: on three ranks this takes half the time,
+    # and on many it was not measured.
     (pickled,) = _pickles(gather(name, _message(obj, name) if is_mine else memoryview(b"")), name, 1)
     return obj if is_mine else pickle.loads(pickled)
 
@@ -46,7 +45,8 @@ def _message(obj: Any, name: str) -> memoryview:
     written.seek(_HEADER.size)
     cloudpickle.dump(obj, written)
     length = written.tell() - _HEADER.size
-    if written.tell() > _MOST:
+    # Horovod counts bytes in a C int.
+    if written.tell() >= 2**31:
         raise ValueError(
             f"an object that a rank sends must be below 2 GiB, got {length / 2**30:.1f} GiB of "
             f"{type(obj).__name__} ({name}); keep large arrays in the model, whose tensors travel one by one"

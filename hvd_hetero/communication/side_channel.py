@@ -5,17 +5,8 @@ A packet is a header, a body and a tag,
     header = version, kind, sender, generation, nonce        tag = M_K(receiver, header, body)
 
 with K the key that all ranks of a membership share, and M_K a keyed BLAKE2b of 24 bytes. A packet that fails a check is
-dropped without an answer, after some microseconds. An answer repeats the fresh nonce of its question. A question is
-answered only to addresses that its sender gave through the job's own collective, so replaying one gains nothing.
+dropped without an answer, after some microseconds. An answer repeats the fresh nonce of its question.
 Packets are not encrypted: an eavesdropper learns names and lines of the program.
-
-UDP keeps nothing open. A lost question is asked again. A lost signal that a rank has finished a non-blocking round is
-not: the ranks that miss it do all of their micro-batches, which costs time and nothing else.
-
-Collectives cannot carry this: they end when every rank has come, so one stopped rank would block all answers, and a
-rank that computes hears nothing. An asynchronous allreduce that each rank posts beforehand is several times slower, and
-a dead rank blocks it (`benchmarks/signals.py`). Rejected: a tree of TCP connections for the signals. It forwarded each
-in fewer messages, and needed handshakes, calls again, and threads for both.
 """
 
 from __future__ import annotations
@@ -33,13 +24,12 @@ from multiprocessing.connection import wait
 
 from hvd_hetero.communication.addresses import Address, Directory
 
-MOST_BYTES = 1000
-"""Longest body of a packet; with its header it passes every network in one piece."""
-
+# Of a packet's body; with header and tag it passes every network in one piece.
+_BODY_BYTES = 1000
 _VERSION = b"hvW\x03"
 _HEADER = struct.Struct("!4sIIQ16s")
 _RECEIVER = struct.Struct("!I")
-_TAG_BYTES = 24
+_TAG = struct.Struct("24s")
 _PERSON = b"hvd-hetero/who/1"
 
 
@@ -56,6 +46,10 @@ class Kind(IntEnum):
     FINISHED = 5
 
 
+# Collectives cannot carry this: they end when every rank has come, so one stopped rank would block all answers, and a
+# rank that computes receives nothing. An asynchronous allreduce that each rank posts beforehand is several times
+# slower, and a dead rank blocks it (benchmarks/signals.py). A tree of TCP connections forwarded signals in fewer
+# messages, and needed handshakes, reconnecting, and threads for both. UDP keeps nothing open.
 class SideChannel:
     """One rank's end of the channel, which one thread listens to.
 
@@ -102,10 +96,11 @@ class SideChannel:
         """Announce something to all others: that the job ends, or this rank does, and why, or a finished round."""
         for rank in range(len(self._addresses)):
             if rank != self._rank:
-                self._tell(rank, kind, text.encode()[:MOST_BYTES])
+                self._tell(rank, kind, text.encode()[:_BODY_BYTES])
 
     def raise_signal(self, round: int) -> None:
         """Signal to the others that this rank has finished the round, unless one has before. Waits for nothing."""
+        # Sent once. The ranks that miss a lost signal do all of their micro-batches, which costs time and nothing else.
         if not self.raised(round):
             self._finished = round + 1
             self.announce(Kind.FINISHED, str(round + 1))
@@ -120,7 +115,7 @@ class SideChannel:
         for sock in self._sockets:
             if sock in ready:
                 with suppress(OSError):  # such as the notice that no process listens where a packet went
-                    packet, address = sock.recvfrom(_HEADER.size + MOST_BYTES + _TAG_BYTES)
+                    packet, address = sock.recvfrom(_HEADER.size + _BODY_BYTES + _TAG.size)
                     self._take(sock, packet, address[:2])
 
     def wake(self) -> None:
@@ -134,14 +129,15 @@ class SideChannel:
             sock.close()
 
     def _take(self, sock: socket.socket, packet: bytes, address: Address) -> None:
-        head, body, tag = packet[: _HEADER.size], packet[_HEADER.size : -_TAG_BYTES], packet[-_TAG_BYTES:]
-        if len(packet) < _HEADER.size + _TAG_BYTES or not hmac.compare_digest(tag, self._tag(self._rank, head, body)):
+        head, body, tag = packet[: _HEADER.size], packet[_HEADER.size : -_TAG.size], packet[-_TAG.size :]
+        if len(packet) < _HEADER.size + _TAG.size or not hmac.compare_digest(tag, self._tag(self._rank, head, body)):
             return
         version, kind, sender, generation, nonce = _HEADER.unpack(head)
         if version != _VERSION or generation != self._generation or not 0 <= sender < len(self._addresses):
             return
+        # Only to addresses that the sender gave through the job's own collective: replaying a question gains nothing.
         if kind == Kind.WHERE and address in self._addresses[sender]:
-            sock.sendto(self._seal(sender, Kind.HERE, nonce, self._answer()[:MOST_BYTES]), address)
+            sock.sendto(self._seal(sender, Kind.HERE, nonce, self._answer()[:_BODY_BYTES]), address)
         elif kind == Kind.HERE and nonce == self._nonce:
             self.answers[sender] = body
             self.heard.add(sender)
@@ -162,7 +158,7 @@ class SideChannel:
 
     def _tag(self, receiver: int, head: bytes, body: bytes) -> bytes:
         text = _RECEIVER.pack(receiver) + head + body
-        return blake2b(text, key=self._key, digest_size=_TAG_BYTES, person=_PERSON).digest()
+        return blake2b(text, key=self._key, digest_size=_TAG.size, person=_PERSON).digest()
 
 
 def _reaches(sock: socket.socket, address: Address) -> bool:

@@ -19,8 +19,6 @@ from hvd_hetero.rounds import MicroBatch, RoundTable, SampleFigures
 if TYPE_CHECKING:
     from hvd_hetero.planner import Planner
 
-_FEW = 2  # samples of a first part: a batch norm over one sample is an error
-
 
 class Cutter:
     """One rank's rounds. ``drop_last`` leaves out a last one of fewer samples than are planned for it."""
@@ -64,7 +62,7 @@ class Cutter:
         return self._batch(min(ahead, self._plans.lead)) if self._drop_last else 1
 
     def want(self, epoch: int) -> None:
-        """Have that epoch begin next, or go on if it stopped in its middle."""
+        """Make that epoch the next one, or continue it if it was stopped in its middle."""
         if not (self._goes_on and epoch == self.order.epoch):
             self.epoch = epoch
             self._goes_on = False
@@ -83,11 +81,11 @@ class Cutter:
         self.order.end = replace(self.order.end, in_step=micro_batches)
 
     def stop(self) -> None:
-        """Have the next ``begin`` go on here, if anything is left of the epoch."""
+        """Stop here: the next ``begin`` continues the epoch, if anything is left of it."""
         self._goes_on = self.more
 
     def skip(self, rounds: int) -> None:
-        """Have the next ``begin`` leave out the first rounds of the epoch, which were done as planned."""
+        """Skip the first rounds of the epoch, which were done as planned, in the next ``begin``."""
         self.begin()
         for _ in range(rounds):
             self.cut()
@@ -128,20 +126,19 @@ class Cutter:
         return {"epoch": self.epoch, "least": self.least(), "order": self.order.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Have the next ``begin`` go on there, if anything was left of that epoch."""
+        """Load that place: the next ``begin`` continues its epoch, if anything was left of it."""
         self.order.load_state_dict(state["order"])
         self.epoch = state["epoch"]
         begun = state["order"]["epoch"] < state["epoch"]
-        # By the former batch: with a larger new one, an epoch that was not over may hold no round, but still has an
-        # end.
+        # By the batch of that time: with a larger one now, an epoch that was not over may hold no round, but still has
+        # an end.
         self._goes_on = begun and self.order.holds(state["least"])
 
 
 class Parts:
     """Hands out the samples of a micro-batch that memory does not hold, at most ``most`` at a time, until all are done.
 
-    Right after a failed attempt (``cramped``) the first part is a small one: the names in the user's code still hold
-    the graph of that attempt, until the code binds them again, which a small part does before memory runs short again.
+    Right after a failed attempt (``cramped``) the first part is a small one.
     """
 
     def __init__(self, work: MicroBatch, samples: list[Any], most: int, *, cramped: bool) -> None:
@@ -157,7 +154,9 @@ class Parts:
     def take(self) -> tuple[MicroBatch, list[Any]]:
         """Take the next part: a micro-batch, the last of its round if the whole one was, and its samples."""
         part = self._waiting.popleft()
-        size = min(self._most, _FEW) if self.cramped else -(-len(part) // -(-len(part) // self._most))
+        # The names in the user's code still hold the graph of the failed attempt, until the code binds them again. A
+        # small part does that before memory runs short again. Two samples, because a batch norm over one is an error.
+        size = min(self._most, 2) if self.cramped else -(-len(part) // -(-len(part) // self._most))
         if len(part) > size:
             self._waiting.appendleft(part[size:])
             part = part[:size]
@@ -165,7 +164,8 @@ class Parts:
         last = self._work.last and not self._waiting
         work = self._work
         if work.figures is not None:
-            of = len(part) / work.samples  # of its parts, nearly
+            # In proportion, which is nearly right: the lengths of this part alone are not known here.
+            of = len(part) / work.samples
             work = replace(work, figures=SampleFigures(*(figure * of for figure in work.figures)))
         return replace(work, samples=len(part), last=last), part
 

@@ -10,13 +10,12 @@ is short; too few for all ranks join the round before (``data.sample_order.Epoch
 table, so all put the tails back alike, before what no round has taken yet: c falls by X - S. The order ``π`` is changed
 in place, so that ``π[:c]`` always holds what has been taken for good and ``π[c:]`` what is still to come.
 
-**The lead.** With a lead of L rounds, slices are taken up to L rounds before they are computed, earlier on one rank and
-later on another. All must still take the same slice for the same round: the tails of round r come back just before
-round r + 1 + L is taken, however early they are known. What comes back after the last slice was taken is a pass of its
-own over the order, which begins once all rounds are finished.
+**Rounds ahead.** A loader takes slices up to L rounds before they are computed, earlier on one rank and later on
+another. All must still take the same slice for the same round: the tails of round r come back just before round
+r + 1 + L is taken, however early they are known. What comes back after the last slice was taken is a pass of its own
+over the order, which begins once all rounds are finished.
 
-No rank needs to hear from another: all compute the same permutation and follow the same plans. A checksum of the
-permutation rides in the table (``RoundReport.fingerprint``), so two ranks with different data do not go on unnoticed.
+Nothing is sent: all ranks compute the same permutation and follow the same plans.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class _Taken:
     indices: npt.NDArray[np.int64]
     plan: RoundPlan
     exhausted: bool
-    """True: nothing was left after it, at that time."""
+    """True: nothing was left after it at that time."""
 
 
 class SharedPermutation(SampleOrder):
@@ -78,7 +77,8 @@ class SharedPermutation(SampleOrder):
     def start(self, epoch: int) -> None:
         """Put the cursor at the beginning of an epoch."""
         self.epoch = epoch
-        self._reordered = self._draw is not None  # it may not draw the same again
+        # A state then holds the order itself: the user's `draw` may not draw the same again.
+        self._reordered = self._draw is not None
         if self._draw is not None:
             order = self._draw(epoch)
         else:
@@ -120,7 +120,8 @@ class SharedPermutation(SampleOrder):
         """Take the next round, shorter or longer at the end of the epoch; ``part`` holds the indices of its samples."""
         if self.remaining == 0:
             raise ValueError(f"epoch {self.epoch} has no samples left; start the next one")
-        # The order is in it, too: two NumPy versions may shuffle differently with the same seed and epoch.
+        # It travels in the table, so ranks with different data raise. The order is in it, too: two NumPy versions may
+        # shuffle differently with the same seed and epoch.
         fingerprint = zlib.crc32(struct.pack("<3q", self.checksum, self.epoch, self.cursor))
         plan = self.end.fit(plan, self.remaining)
         indices = self._order[self.cursor : self.cursor + plan.total].copy()

@@ -192,6 +192,7 @@ def undone(plan: RoundPlan, samples: Part, done: Sequence[float]) -> list[Part]:
     """
     if plan.ends == "all":
         return []
+    # Each rank did the first samples of its part.
     tails = []
     end = 0
     for planned, count in zip(plan.samples, done, strict=True):

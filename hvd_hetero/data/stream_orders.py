@@ -83,12 +83,9 @@ class SharedStream(SampleOrder):
         return self._await(samples) >= samples
 
     def take(self, plan: RoundPlan, rank: int) -> Cut:
-        """Take the next round, shorter or longer at the end of the stream.
-
-        The fingerprint also says whether another round follows: a rank whose stream ends alone is found out in its last
-        round, before the others wait for it.
-        """
-        left = self._await(plan.total + self.end.apart(plan))  # the plan depends on whether this round is the last
+        """Take the next round, shorter or longer at the end of the stream."""
+        # Read further than the round, because its plan depends on whether it is the last.
+        left = self._await(plan.total + self.end.apart(plan))
         if left == 0:
             if self._taken == 0:
                 raise ValueError(_no_samples("every rank", self.epoch))
@@ -97,6 +94,8 @@ class SharedStream(SampleOrder):
         part = [self._waiting.popleft() for _ in range(plan.total)]
         self._taken += plan.total
         self._open.append((plan, part))
+        # In the fingerprint, whether another round follows: a rank whose stream ends alone is found out in its last
+        # round, before the others wait for it.
         follow = min(self._await(self._least), self._least)
         here = np.array([self.epoch, self._taken, follow, self._readers], dtype="<i8")
         return self._cut(plan, rank, [sample for _, sample in part], zlib.crc32(here.tobytes()) ^ self._seeds)
@@ -115,6 +114,7 @@ class SharedStream(SampleOrder):
             "version": _STATE_VERSION,
             "stream": self.kind,
             "epoch": self.epoch,
+            # With several processes samples come in another order, so a state holds for as many readers only.
             "readers": self._readers,
             "opened": self._opened,
             "unfinished": unfinished,
@@ -234,7 +234,8 @@ class ShardStream(_Shard):
     def finish(self, done: Sequence[float], ended: Sequence[float] = ()) -> None:
         """Put back what this rank left undone, and note how far each rank has come."""
         plan, part = self._open.popleft()
-        self._finish(part, plan.samples if plan.ends == "all" else [int(count) for count in done])  # see ``undone``
+        # In a round that all finish, what is left out was left out on purpose, as in `undone`.
+        self._finish(part, plan.samples if plan.ends == "all" else [int(count) for count in done])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state: read this rank's part from the front of its first pass, and pass over what was done."""
@@ -261,11 +262,9 @@ class ShardStream(_Shard):
 class EndingShard(_Shard):
     """A shard that is read once per epoch. The epoch ends when the shards of all ranks have ended.
 
-    No rank knows where the shards of others end, and shards may be of unequal length. So each rank looks one sample
-    ahead, and marks in the table of a round if its shard ends with it (``RoundReport.ended``). From then on plans
-    leave it out, on every rank alike. In the round in which its shard ends, a rank may do fewer samples than planned,
-    which the table shows as well. When all shards have ended, every rank knows, and no round without samples is needed
-    to find out.
+    No rank knows where the shards of others end, and shards may be of unequal length. So each rank marks in the table
+    of a round if its shard ends with it (``RoundReport.ended``). From then on plans leave it out, on every rank. In the
+    round in which its shard ends, a rank may do fewer samples than planned, which the table shows as well.
     """
 
     kind = "shard, once per epoch"
@@ -288,6 +287,7 @@ class EndingShard(_Shard):
             raise ValueError(f"the parts of all ranks have ended in epoch {self.epoch}; start the next one")
         plan = plan.without(self._ended)
         wanted = plan.samples[rank]
+        # One sample more is read, to know in the last round that it is the last: no empty round is needed to find out.
         part = [self._waiting.popleft() for _ in range(min(wanted, self._await(wanted + 1)))]
         return self._take(plan, rank, part)
 

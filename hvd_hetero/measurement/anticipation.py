@@ -11,7 +11,7 @@ last from t to t + d, while the round ends at about L:
     t < L < t + d      the first rank waits t + d - L for it, or this one idles for L - t: it is begun if t + d/2 <= L
 
 If L is equally likely at every position, the first rank waits d/8 on average instead of d/2, and this one
-idles for d/8. If no rank was done in the last round (all had expected the end too early), the next one has no forecast.
+idles for d/8.
 Differences from the paper (non-blocking-sgd, Algorithm 1): there, only the signal stops a rank.
 """
 
@@ -37,6 +37,7 @@ class Anticipation(Kept):
         """Learn from a finished round, for which all ranks' times are known."""
         table = finished.table
         done = zip(table.busy_s.tolist(), table.figures("samples"), finished.plan.samples, strict=True)
+        # If no rank was done in the last round (all had expected the end too early), the next one has no forecast.
         self._length_s = min((busy_s for busy_s, x, full in done if x >= full > 0), default=math.nan)
 
     def ends_before(self, busy_s: Any, once_s: Any, done: Any) -> Any:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-_FAR = 2.0  # arbitrary: an evaluation of less than a forward pass moves a share less than other disturbances do
-
 
 class Passes:
     r"""The forward and backward passes of one rank, by whose lengths an evaluation before a batch is told.
@@ -16,8 +14,7 @@ class Passes:
 
         f' max(b / b', g / g').
 
-    Longer batches and slower processors move that along. What makes f more than twice as much is no work on the batch.
-    It is work, however, if it comes with each: then f' holds it, too.
+    Longer batches and slower processors move that along.
     """
 
     def __init__(self) -> None:
@@ -28,7 +25,9 @@ class Passes:
         f, g, b = self._before
         self._before = forward_s, backward_s, samples
         usual_s = f * max(samples / b, backward_s / g) if f and g and b else forward_s
-        return forward_s - usual_s if forward_s > _FAR * usual_s else 0.0
+        # More than twice as much is no work on the batch, unless it comes with each: then the usual time holds it, too.
+        # Twice is arbitrary: an evaluation of less than a forward pass moves a share less than other disturbances do.
+        return forward_s - usual_s if forward_s > 2.0 * usual_s else 0.0
 
 
 class BatchTimer:

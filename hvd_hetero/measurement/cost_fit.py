@@ -9,24 +9,18 @@ The last two terms are layers that compute on padding, too: a_5 is attention. Th
 v is how slow the rank is now, and may change at any time. So the scale of a is free, and fixed by a·m = 1, with m the
 mean of x: v is the seconds of a mean round.
 
-**Level.** v_n is the median of t / a·x over the nine rounds around round n. A median keeps edges: a rank that is twice
-as slow for some rounds has twice the v in exactly these rounds, and the form does not hear of it.
+**Level.** v_n is the median of t / a·x over the nine rounds around round n.
 
 **Form**, from the last N rounds, by one step of iteratively reweighted least squares for each round::
 
     minimise  sum_n w_n ((1 - v_n a·x_n / t_n) / f_n)^2 + ρ |z - e_2|^2,    z_j = a_j m_j >= 0
     w_n = min(1, h / r_n),    r_n = |log(t_n / v_n a·x_n)|,    h = median of r,    f_n = max(1, v_n a·x_n / t_n)
 
-Relative errors count. w and f bound what rounds can do that are slow for once, or too fast to be true. e_2 says
-"lengths as they are", or is a form that was learned before. ρ = σ² / s² for times that scatter by σ = 0.07 and a prior
-belief of s = 0.5 in each share z_j: in a direction in which lengths vary a few rounds outweigh it, and where all
-lengths are alike it decides. The first 17 rounds leave the form as it is.
+Relative errors count. w and f bound the effect of rounds that are slow for once, or too fast to be true. e_2 says
+"lengths as they are", or is a form that was learned before.
 
 Cost: N rows of 6 numbers, nine times sorted, and a least-squares problem of 6 × 6 with z >= 0, for each round.
-
-Rejected: a recursion with forgetting, whose first rows keep the levels and weights of a form that was wrong; the level
-as an average or a predictor's (it mixes both sides of a change, and bends the form there). Not seen: costs that change
-more slowly than nine rounds, such as lengths sorted over an epoch; they go into the level. Arbitrary: nine, N.
+Not seen: costs that change more slowly than nine rounds, such as lengths sorted over an epoch; the level takes them.
 """
 
 from __future__ import annotations
@@ -45,12 +39,11 @@ from hvd_hetero.rounds import LENGTHS, NO_SAMPLES, CostRule, SampleFigures
 
 Floats = npt.NDArray[np.float64]
 
-_AROUND = 9
-_ROUNDS, _FIRST = 192, 18  # N, and the fewest that a form is made of
-_PRIOR = 0.02  # ρ
-_LEAST = 0.005  # of h: better than any real step is described
-_TINY = 1e-12  # of a mean round
-_TABLES = 20  # over which the unit of costs is averaged (arbitrary)
+# Rounds of a level, and N, the rounds of a form (both arbitrary). Below two levels the form stays as it is.
+_LEVEL_ROUNDS, _FORM_ROUNDS = 9, 192
+# ρ = σ² / s², for times that scatter by σ = 0.07 and a prior belief of s = 0.5 in each z_j: in a direction in which
+# lengths vary a few rounds outweigh it, and where all lengths are equal it decides.
+_PRIOR_WEIGHT = 0.02
 
 
 class CostFit(Kept):
@@ -70,18 +63,22 @@ class CostFit(Kept):
         row = np.array([[micro_batches, *np.asarray(features), seconds]], dtype=np.float64)
         if not (0.0 < seconds < math.inf and row.min() >= 0.0 and row[0, :2].all() and row.max() / seconds < math.inf):
             return
-        self._seen = np.concatenate([self._seen, row])[-_ROUNDS:]
+        self._seen = np.concatenate([self._seen, row])[-_FORM_ROUNDS:]
         x, t = self._seen[:, :6], self._seen[:, 6]
         self._mean = x.mean(axis=0)
         prior = self._in_gauge(self._prior)
-        form = prior if t.size < _FIRST else self._in_gauge(self._form)
-        ratio = t / np.maximum(x @ form, _TINY)
-        width = min(_AROUND, t.size)
+        fits = t.size >= 2 * _LEVEL_ROUNDS
+        form = self._in_gauge(self._form) if fits else prior
+        ratio = t / _mean_rounds(x, form)
+        width = min(_LEVEL_ROUNDS, t.size)
+        # A median keeps edges: a rank that is twice as slow for some rounds has twice the level in exactly these, and
+        # the form does not change. An average, or a predictor, mixes both sides of a change and bends the form there.
         middle = np.sort(np.lib.stride_tricks.sliding_window_view(ratio, width), axis=1)[:, width // 2]
-        if t.size >= _FIRST:
+        if fits:
+            # From all kept rows. A recursion that forgets would keep the levels and weights of a form that was wrong.
             predicted = middle[np.clip(np.arange(t.size) - width // 2, 0, middle.size - 1)] / ratio
-            form = self._refitted(form, prior, x / np.maximum(x @ form, _TINY)[:, None], predicted)
-        last = t[-width:] / np.maximum(x[-width:] @ form, _TINY)
+            form = self._refitted(form, prior, x / _mean_rounds(x, form)[:, None], predicted)
+        last = t[-width:] / _mean_rounds(x[-width:], form)
         self._form, self._level = form, float(np.sort(last)[width // 2])
 
     def _in_gauge(self, form: Floats) -> Floats:
@@ -92,12 +89,13 @@ class CostFit(Kept):
     def _refitted(self, form: Floats, prior: Floats, each: Floats, predicted: Floats) -> Floats:
         """Return the form after a step, from rows x / a·x and the relative times that it predicts."""
         missed = np.abs(np.log(predicted))
-        enough = max(float(np.sort(missed)[missed.size // 2]), _LEAST)
+        # h; half a percent is better than any real step is described.
+        enough = max(float(np.sort(missed)[missed.size // 2]), 0.005)
         weight = np.sqrt(enough / np.maximum(missed, enough)) / np.maximum(predicted, 1.0)
         scale = np.where(self._mean > 0.0, self._mean, 1.0)
-        rows = np.concatenate([each * (predicted * weight)[:, None] / scale, math.sqrt(_PRIOR) * np.eye(6)])
+        rows = np.concatenate([each * (predicted * weight)[:, None] / scale, math.sqrt(_PRIOR_WEIGHT) * np.eye(6)])
         try:
-            shares, _ = nnls(rows, np.concatenate([weight, math.sqrt(_PRIOR) * prior * scale]))
+            shares, _ = nnls(rows, np.concatenate([weight, math.sqrt(_PRIOR_WEIGHT) * prior * scale]))
         except RuntimeError:  # too many iterations: the next round tries again
             return form
         return self._in_gauge(shares / scale)
@@ -124,6 +122,11 @@ class CostFit(Kept):
         self._seen, self._level, self._prior = np.zeros((0, 7)), math.nan, self._form
 
 
+def _mean_rounds(rows: Floats, form: Floats) -> Floats:
+    """Return a·x of each row, in mean rounds, never 0."""
+    return np.asarray(np.maximum(rows @ form, 1e-12))
+
+
 class CostMeter(Kept):
     """What samples cost by their lengths, as one rank learns it, in units of a mean sample's cost."""
 
@@ -139,7 +142,7 @@ class CostMeter(Kept):
         self.learned = False
         """True: something was measured."""
         self.by_number = 0.0
-        """Time of a round's latest rank if samples were divided by number, over what it is by cost."""
+        """Forecast round time when divided by count, over that when divided by cost."""
 
     @property
     def rule(self) -> CostRule:
@@ -147,11 +150,10 @@ class CostMeter(Kept):
         return self._rule
 
     def work_of(self, figures: SampleFigures) -> float:
-        """Return what samples cost by the rule that they are divided by, in units of a mean sample with its padding.
-
-        The rank's own rule may be wrong for what other ranks hold. Where all go by one rule, what it gets wrong of this
-        rank's samples is part of its speed. A unit without padding would make all micro-batches larger than planned.
-        """
+        """Return what samples cost by the rule that divides them, in units of a mean sample with its padding."""
+        # Not by the rank's own rule, which may be wrong for what other ranks hold. Where all use one rule, its error
+        # for this rank's samples is part of its speed. A unit without padding would make micro-batches larger than
+        # planned.
         return self._unit * (self._agreed or self._rule).of(figures)
 
     def agree(self, rule: CostRule, work: float, samples: float) -> None:
@@ -159,7 +161,8 @@ class CostMeter(Kept):
         self._agreed = rule
         if work > 0.0:
             self._tables += 1
-            self._unit *= (samples / work) ** (1.0 / min(self._tables, _TABLES))
+            # Averaged over the last 20 tables or so (arbitrary).
+            self._unit *= (samples / work) ** (1.0 / min(self._tables, 20))
 
     def saw(self, figures: SampleFigures) -> None:
         """Note the samples of a round on all ranks, whose mean is the unit: no rank may take its own part for it."""
@@ -179,6 +182,6 @@ class CostMeter(Kept):
         self._rule = rule.scaled(unpadded.number / whole) if whole > 0.0 else CostRule(1.0, 0.0, 0.0, 0.0, 0.0)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from that state."""
+        """Load the learned costs, and compute the rule that follows from them."""
         super().load_state_dict(state)
         self._scale()

@@ -18,9 +18,6 @@ from statistics import median
 from hvd_hetero.allocation.gamma import Gamma, fit_gamma
 from hvd_hetero.measurement.memory_errors import is_out_of_memory
 
-_GROWTH = 1.25
-_RESOLUTION = 100
-
 
 @dataclass(frozen=True, slots=True)
 class Measured:
@@ -121,7 +118,8 @@ def profile_step(
             break
     if not found[-1].fits:
         low, high = found[-2].batch if len(found) > 1 else 0, found[-1].batch
-        while high - low > max(1, low // _RESOLUTION):
+        # To 1 % of the size.
+        while high - low > max(1, low // 100):
             found.append(measure((low + high) // 2))
             low, high = (found[-1].batch, high) if found[-1].fits else (low, found[-1].batch)
     found.sort(key=lambda m: m.batch)
@@ -137,5 +135,5 @@ def _sizes(smallest: int, largest: int) -> Iterator[int]:
     batch = smallest
     while batch < largest:
         yield batch
-        batch = max(batch + 1, round(batch * _GROWTH))
+        batch = max(batch + 1, round(batch * 1.25))
     yield largest

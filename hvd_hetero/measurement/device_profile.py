@@ -6,10 +6,7 @@ measurements (x, t) show how much the device has slowed down since: with the las
 
     c <- c + a (median(ρ_r, ρ_r-1, ρ_r-2) - c),    a = 0.2,
 
-and the allocation gets c Γ: the shape of the curve stays, its height follows. One outlier in three changes
-nothing; a lasting change is followed to nine tenths after 12 rounds. A fit of the shape needs measurements over a wide
-range of batches, which training does not give while the split stays; but a batch beyond that range is added to
-it, as (x, t / c), and the curve is fitted again: the line's extrapolation is now replaced by a measurement.
+and the allocation gets c Γ: the shape of the curve stays, its height follows.
 
 Differences from the paper (LB-BSP section 3.3): it profiles offline, once; and nothing follows a drift there.
 """
@@ -22,9 +19,6 @@ from statistics import median
 
 from hvd_hetero.allocation.gamma import Gamma, fit_gamma
 from hvd_hetero.kept import Figure, Kept
-
-_FOLLOW = 0.2  # as the EMA that LB-BSP predicts communication with
-_RATIOS = 3
 
 
 class DeviceProfile(Kept):
@@ -45,12 +39,14 @@ class DeviceProfile(Kept):
         self._seconds: list[float] = []
         self._curve = (0.0, 0.0, 0.0)  # m, b and x_s of the fit, before any drift; 0: not known
         self._height = 1.0
-        self._ratios = [1.0] * _RATIOS
+        # Three, so that one outlier changes nothing.
+        self._ratios = [1.0] * 3
 
     def observe(self, batch: int, seconds: float) -> None:
         """Add the time of a batch."""
         if not (batch >= 1 and 0 < seconds < math.inf):
             return
+        # The first of a size in a row pays for buffers, kernels and their tuning.
         familiar, self._size = batch == self._size, batch
         if not familiar:
             return
@@ -59,11 +55,15 @@ class DeviceProfile(Kept):
             if 1 + sum(a != b for a, b in pairwise(self._sizes)) >= self.enough and not self._fit():
                 self._sizes, self._seconds = [], []  # no curve explains them: measure again
         elif not min(self._sizes) <= batch <= max(self._sizes):
+            # A measurement takes the place of the line's extrapolation.
             self._add(batch, seconds / self._height)
             self._fit()
         else:
             self._ratios = [*self._ratios[1:], seconds / Gamma(*self._curve, None).seconds(batch)]
-            self._height += _FOLLOW * (median(self._ratios) - self._height)
+            # The height alone: a fit of the shape needs a wide range of batches, which training does not give while the
+            # split stays. With 0.2, as the EMA that LB-BSP predicts communication with, a lasting change is followed to
+            # nine tenths after 12 rounds.
+            self._height += 0.2 * (median(self._ratios) - self._height)
 
     def _add(self, batch: int, seconds: float) -> None:
         self._sizes.append(batch)

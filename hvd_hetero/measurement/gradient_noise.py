@@ -28,11 +28,8 @@ over rounds before they are divided, because the mean of quotients is biased. Ro
     a_t = 1 / min(t, max(16, t/16), 1000),
 
 so that an average goes over all of the first 16 rounds, about the last sixteenth of the training, and 1,000 rounds at
-most. Where |G|² falls as 1/t², this lag makes its mean 14 % too large; with the last quarter, it would be 100 %.
-The numbers are arbitrary. With A the sum of the squared weights of all rounds, and v the weighted variance of Ĝ², the
+most. With A the sum of the squared weights of all rounds, and v the weighted variance of Ĝ², the
 variance of the mean of Ĝ² is e² = v A / (1 - A). φ probably lies between S / (|G|² + e) and S / (|G|² - e).
-
-Every operation is correctly rounded and every sum exact, so the same tables give the same bits on every processor.
 
 Differences from Cannikin (arXiv 2402.05302): it makes an estimate of each rank and weighs these by a matrix without the
 covariance of different ranks' gradients. ``benchmarks/results/gradient_noise.md`` compares both.
@@ -46,10 +43,12 @@ from typing import NamedTuple
 
 from hvd_hetero.kept import Figure, Kept
 
-_FIRST, _PART, _LONGEST = 16.0, 16.0, 1000.0  # rounds that are averaged
-_MOST, _EACH = 8, 2**17  # rounds, and numbers of a gradient for each of them
-ROUNDING = 1e-3  # of sums of many squares, in other orders
-_SELDOM = 64  # rounds, where the noise decides nothing
+# A gradient is measured in one of k rounds: one for so many of its numbers, at most so many (both arbitrary).
+_NUMBERS_PER_ROUND, _LONGEST_INTERVAL = 2**17, 8
+# The interval where the noise is only shown: a measurement takes two passes over the gradient.
+_INTERVAL_IF_SHOWN = 64
+# Relative, of sums of many squares that processors add up in other orders.
+ROUNDING = 1e-3
 
 
 class Noise(NamedTuple):
@@ -74,6 +73,7 @@ def noise_of(
     if count < 2 or not math.isfinite(square) or not all(map(math.isfinite, (own for _, own in ranks))):
         return None
     batch = math.fsum(b for b, _ in ranks)
+    # Every sum is exact and every operation correctly rounded, so all processors get the same bits.
     # |g_i|² - |g|² first: its rounding errors do not grow with the number of samples.
     variance = math.fsum(b * (own - square) for b, own in ranks) / (count - 1)
     variance = max(variance, 0.0)  # of rounding
@@ -81,11 +81,8 @@ def noise_of(
 
 
 def rounds_per_measurement(numbers: int, *, decides: bool) -> int:
-    """Return k: gradients of so many numbers are measured in one of k rounds. ``decides``: the batch goes by the noise.
-
-    A measurement takes two passes over the gradient. These numbers are arbitrary.
-    """
-    return min(max(numbers // _EACH, 1), _MOST) if decides else _SELDOM
+    """Return k: gradients of so many numbers are measured in one of k rounds. ``decides``: they decide the batch."""
+    return min(max(numbers // _NUMBERS_PER_ROUND, 1), _LONGEST_INTERVAL) if decides else _INTERVAL_IF_SHOWN
 
 
 class GradientNoise(Kept):
@@ -114,7 +111,9 @@ class GradientNoise(Kept):
         if not math.isfinite(noise.variance) or not math.isfinite(noise.square * noise.square):
             return
         self.rounds += 1
-        part = 1.0 / min(self.rounds, max(_FIRST, self.rounds / _PART), _LONGEST)
+        # Where |G|² falls as 1/t², the lag of a sixteenth makes its mean 14 % too large; with the last quarter, it
+        # would be 100 %. The numbers are arbitrary.
+        part = 1.0 / min(self.rounds, max(16.0, self.rounds / 16.0), 1000.0)
         self.variance += part * (noise.variance - self.variance)
         self.square += part * (noise.square - self.square)
         self._squared += part * (noise.square * noise.square - self._squared)

@@ -14,16 +14,7 @@ groups, summed over the cores by the kernel), and ``o`` the seconds that other p
     throttled = min(D, h / (t W)),
     contended = min(D - throttled, o / (A t)).
 
-Others may use what a process at its quota of q cores must leave idle. They take nothing from it, but the kernel then
-counts less of ``h``. So if it was held back, and ran for at least 0.9 of ``q t``, ``1 - q / W`` replaces ``h / (t W)``
-if that is more.
-
-``o`` is the smaller one of two figures, since most kernels look at each tick which process runs, and a quota's period
-is some ticks: they then see this process at each, and count it as running all of the time. Idle time they measure.
-
-Neither ``d`` nor ``o`` is enough alone: a thread that waits for another one of its process is ready as well, and others
-take nothing from a process that does not want their core. If ``d`` cannot be read, ``throttled = min(1, h / t)``,
-and ``contended`` is 0. Loader workers are other processes, too.
+If ``d`` cannot be read, ``throttled = min(1, h / t)``, and ``contended`` is 0. Loader workers are other processes, too.
 
     stolen      the share of the busy time of its cores that the hypervisor took from them
     stalled     the share of time in which a thread waited for memory: of the innermost control group that reports it,
@@ -51,8 +42,8 @@ from hvd_hetero.measurement.readings import ResourceMeter
 
 _Value = TypeVar("_Value")
 
-_LEISURE_S = 1.0  # how often figures that serve only the report are read
-_USED_UP = 0.9  # of a quota: it is enforced by the slice, a few milliseconds
+# Between two readings of the figures that serve only the report.
+_READ_EVERY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +123,18 @@ class HindranceMeter:
             wanted_s = max(t, ran_s + ready_s)
             at_once_s = min(max(new.cores, 1) * t, wanted_s)
             missed, by_quota = _share(ready_s, wanted_s), _share(held_s, at_once_s)
-            if held_s > 0.0 and allowed > 0.0 and ran_s >= _USED_UP * allowed * t:
+            # Others may use what a process at its quota must leave idle. They take nothing from it, but the kernel then
+            # counts less of h. Nine tenths, because a quota is enforced by the slice, a few milliseconds.
+            if held_s > 0.0 and allowed > 0.0 and ran_s >= 0.9 * allowed * t:
                 by_quota = max(by_quota, 1.0 - allowed * t / at_once_s)
             throttled = min(missed, by_quota)
+            # The smaller one of two figures: most kernels look at each tick which process runs, and a quota's period is
+            # some ticks. They then see this process at each, and count it as running all the time. Idle time they
+            # measure.
             spent_s = min(new.processes_s - old.processes_s, new.cores * t - (new.idle_s - old.idle_s))
             others_s = spent_s - (new.own_s - old.own_s)
+            # Neither figure is enough alone: a thread that waits for another one of its process is ready as well, and
+            # others take nothing from a process that does not want their core.
             contended = min(missed - throttled, _share(others_s, new.cores * t))
         faults = max(new.faults - old.faults, 0)
         mine = self._pressure is not None or faults > 0
@@ -223,8 +221,8 @@ class Surroundings:
             self.cpu, self.memory = reading.cpu, reading.memory
 
     def read_at_leisure(self, now: float, *, drivers: bool) -> None:
-        """Read what serves only the report, if that is long ago."""
-        if now - self._read_at > _LEISURE_S:
+        """Read the figures that serve only the report, at most once a second."""
+        if now - self._read_at > _READ_EVERY_S:
             self._read_at = now
             if drivers:
                 self.read_drivers()

@@ -14,9 +14,6 @@ TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 UNREADABLE = (OSError, ValueError, LookupError, ZeroDivisionError, psutil.Error)
 """What is raised where such a file cannot be read or understood."""
 
-NO_LIMIT = 2**60
-"""Bytes from which on a limit means none: version 1 has no other way to say so."""
-
 _MEMORY_FILES = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -71,11 +68,12 @@ def quota(group: Path) -> float:
     return math.inf if allowed in ("", "max") or int(allowed) < 0 else int(allowed) / int(period)
 
 
-def memory(group: Path, no_limit: float = NO_LIMIT) -> tuple[float, float]:
+def memory(group: Path, no_limit: float = 2**60) -> tuple[float, float]:
     """Return the bytes that this group alone allows, by either version's files (infinite for none), and those in use.
 
-    The inactive file cache is not in use: the kernel gives it back first, and reading a data set fills any limit.
+    A limit of ``no_limit`` bytes is none: version 1 has no other way to say so.
     """
+    # The inactive file cache is not in use: the kernel gives it back first, and reading a data set fills any limit.
     for top, used, cache in _MEMORY_FILES:
         text = text_of(group / top)
         if text in ("", "max") or int(text) >= no_limit:

@@ -7,13 +7,8 @@ table (both of a micro-batch of the typical size, if the fixed cost is known),
     v_i is believed  iff  0 < v_i < ∞  and  v_i <= K s_i
 
 and a speed that is not believed is replaced by NaN: to policies such a rank has no prediction, and keeps its share.
-Two rounds, as one alone may be a clock that has jumped; a rank that does become much faster is believed a round
-later. Short rounds, at the end of an epoch, do not count: they show more of the fixed cost than of the speed. K = 4 is
-arbitrary, between what a predictor may foresee and what no machine does. There is no bound below: a frozen rank is
-slow, and its predictor follows.
-
-All ranks decide alike, from the same table by correctly rounded operations. The bound is not saved: a training
-that goes on from a checkpoint has none until it has measured three rounds, as a new one.
+There is no bound below: a frozen rank is slow, and its predictor follows. The bound is not saved: a training that
+continues from a checkpoint has none until it has measured three rounds, as a new one.
 
 Cost: some 20 operations on arrays of n.
 """
@@ -30,9 +25,10 @@ from hvd_hetero.rounds import RoundTable
 
 logger = logging.getLogger(__name__)
 
-_TIMES = 4.0  # K
-_LEAST_S = 1e-30  # no work takes less, and no speed overflows
-_ROUNDS = 3  # measured ones before there is a bound: only the first one pays for the start
+# K, arbitrary between what a predictor may foresee and what no machine does.
+_BELIEVED_PER_KEPT_UP = 4.0
+# The first round pays for the start; two more show a speed that was kept up.
+_ROUNDS_UNTIL_BOUND = 3
 
 
 class Plausibility:
@@ -52,6 +48,7 @@ class Plausibility:
 
     def __call__(self, round: int, table: RoundTable, *, short: bool = False) -> RoundTable:
         """Return the table of a round without incredible speeds; the very same, if there are none."""
+        # Short rounds, at the end of an epoch, show more of the fixed cost than of the speed.
         if not short:
             self._measure(table)
         told = table.column("samples_per_s")
@@ -76,21 +73,25 @@ class Plausibility:
         work, busy_s, fixed = table.work, table.busy_s, table.column("fixed_samples")
         if np.count_nonzero(fixed):
             work = (work + table.column("micro_batches") * fixed) / (1.0 + fixed / self._typical_size)
-        measured = (work > 0.0) & (busy_s > _LEAST_S) & (busy_s < math.inf)
+        # Times travel as float32. Of smaller ones, speeds could overflow.
+        measured = (work > 0.0) & (busy_s > np.finfo(np.float32).tiny) & (busy_s < math.inf)
         now = np.divide(work, busy_s, out=self._latest.copy(), where=measured)
-        kept_up = _TIMES * np.minimum(now, self._latest)
+        # Of two rounds, because one alone may be a clock that has jumped; a rank that does become much faster is
+        # believed a round later.
+        kept_up = _BELIEVED_PER_KEPT_UP * np.minimum(now, self._latest)
         self._latest = now
         if self._young:
             self._measured += measured
-            self._young = int(self._measured.min()) < _ROUNDS
-            np.copyto(self._bounds, 0.0, where=measured & (self._measured == _ROUNDS))
-            measured &= self._measured >= _ROUNDS
+            self._young = int(self._measured.min()) < _ROUNDS_UNTIL_BOUND
+            np.copyto(self._bounds, 0.0, where=measured & (self._measured == _ROUNDS_UNTIL_BOUND))
+            measured &= self._measured >= _ROUNDS_UNTIL_BOUND
         np.maximum(self._bounds, kept_up, out=self._bounds, where=measured)
 
     def _say(self, round: int, rank: int, v: float) -> None:
         cannot_be = "which is no speed"
         if 0.0 < v < math.inf:  # beyond a bound, as it is not believed
-            cannot_be = f"more than {_TIMES:g} times the {self._bounds[rank] / _TIMES:.4g} that it has kept up"
+            kept_up = self._bounds[rank] / _BELIEVED_PER_KEPT_UP
+            cannot_be = f"more than {_BELIEVED_PER_KEPT_UP:g} times the {kept_up:.4g} that it has kept up"
         logger.warning(
             "round %d: rank %d says that it will do %g samples/s, %s; it keeps its share until it says "
             "something credible", round, rank, v, cannot_be,

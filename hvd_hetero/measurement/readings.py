@@ -14,10 +14,8 @@ With ``A`` the number of cores that this process may run on (its affinity within
 - limits: the machine (MemTotal, of which MemAvailable is left) and the ``memory`` limit of each enclosing control
   group, whose use counts without the inactive file cache, which the kernel gives back first.
 
-Others may use what a rank at its quota must leave idle, and take nothing from it: if this process used at least 0.75 of
-what it was allowed over the window, others are taken not to have held it back, and ``o = o_l = 0`` (0.75 rather than
-nearly 1, because quotas are enforced, and times counted, in clock ticks). So too until there are two readings, and a
-rate.
+If this process used at least 0.75 of what it was allowed over the window, or there are no two readings yet,
+``o = o_l = 0``.
 
 A limit file that is absent, or says "max" or -1, is no limit; a file that is there and cannot be read or understood, or
 an absent ``/proc/stat`` or ``/proc/meminfo``, makes that driver NaN ("not known"), and one log line says why.
@@ -28,9 +26,8 @@ use shows little of what it could get. Only the affinity comes from psutil: its 
 module.
 
 Known limits: processes that this one started (data loaders) count as others, since finding them means walking
-``/proc``. A rank that waits long for others has its idle time filled, too, and reads too low. Time comes in ticks of
-10 ms, so ``o`` is exact to about 2 % of a core over that window (arbitrary: shorter is noisier, longer later;
-quotas and memory have no such delay). Groups are looked up once: a process moved to another group needs a new meter.
+``/proc``. A rank that waits long for others has its idle time filled, too, and reads too low. Groups are looked up
+once: a process moved to another group needs a new meter.
 """
 
 from __future__ import annotations
@@ -47,8 +44,6 @@ from pathlib import Path
 from hvd_hetero.measurement import kernel
 
 log = logging.getLogger(__name__)
-
-_WINDOW_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +121,8 @@ class ResourceMeter:
         old = self._remember(new)
         span_s, own_s = now_s - old.at_s, new.own - old.own
         allowed_s = sum(a.allowed * (b.at_s - a.at_s) for a, b in pairwise(self._used))
+        # Others may use what a rank at its quota must leave idle, and take nothing from it. 0.75 rather than nearly 1,
+        # because quotas are enforced, and times counted, in clock ticks.
         if span_s > 0 and own_s < 0.75 * allowed_s:
             shared = [sum(new.cores[c] - old.cores.get(c, new.cores[c]) for c in cores)]
             shared += [new.groups[path] - old.groups.get(path, new.groups[path]) for path in quotas]
@@ -135,7 +132,9 @@ class ResourceMeter:
     def _remember(self, new: _Used) -> _Used:
         """Append a reading, drop those no longer needed, and return the one that opens the window."""
         self._used.append(new)
-        while len(self._used) > 2 and new.at_s - self._used[1].at_s >= _WINDOW_S:
+        # Half a second: times come in ticks of 10 ms, so a rate is exact to about 2 % of a core. Arbitrary: a shorter
+        # window is noisier, a longer one later; quotas and memory have no such delay.
+        while len(self._used) > 2 and new.at_s - self._used[1].at_s >= 0.5:
             self._used.popleft()
         return self._used[0]
 

@@ -73,7 +73,7 @@ class SpeedLearner(Kept):
         self.surroundings = surroundings
 
     def learn(self, known: OwnRound) -> None:
-        """Learn from a round."""
+        """Learn the speed, the fixed cost, the device's curve and the costs of samples from a round."""
         count, seconds = known.planned or known.micro_batches, known.busy_s
         if self.costs is not None and round(known.figures.number) == known.samples:
             self.costs.learn(known.figures, known.micro_batches, seconds)
@@ -126,7 +126,7 @@ class SpeedLearner(Kept):
         return row
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up where it left off."""
+        """Load what was learned, costs of samples included."""
         if state["costs"] is not None:
             self.learns_costs()
         super().load_state_dict(state)

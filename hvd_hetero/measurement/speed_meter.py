@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 # The first round of a process pays for buffers, kernels and caches that no later one does; its speed predicts nothing.
 _WARM_UP_ROUNDS = 1
 
+# How far a limit stays below what failed: what fits once may not fit in fragmented memory (arbitrary).
 HEADROOM = 0.1
-"""How far a limit stays below what failed: what fits once may not fit in fragmented memory (arbitrary)."""
 
 # Rounds of less work than this are learned from, if possible, while the rank waits for others. Learning takes up to a
 # third of a millisecond, for which all would wait; the report is then a round old, which costs a round at the old split

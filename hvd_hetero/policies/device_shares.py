@@ -5,10 +5,8 @@
     x_i ∝ 1 + A cos(2π ((q + 1/4) / Q + i / n)),    A = 0.9,
 
 whose sum over the n >= 2 ranks is the same in every step, since the cosines cancel: each rank climbs from a tenth to
-almost twice its equal share and down again, each at another moment. The quarter makes the sizes on the way down
-differ from the sizes on the way up. Every step lasts two rounds, because the first batch of a size pays for buffers and
-kernels (``allocation.device``). A rank that runs out of memory on the way up reports it in the table, and from then on
-its micro-batches keep to what fits.
+almost twice its equal share and down again, each at another moment. A rank that runs out of memory on the way up
+reports it in the table, and from then on its micro-batches keep to what fits.
 
 **The split** comes from ``policies.gamma_shares``. It is computed in every round and taken if it is worth a change.
 
@@ -26,14 +24,14 @@ import numpy.typing as npt
 from hvd_hetero.allocation.largest_remainder import proportional
 from hvd_hetero.kept import Figure, Kept
 from hvd_hetero.measurement.device_profile import DeviceProfile
-from hvd_hetero.policies.gamma_shares import relaxed_seconds, shares_by_gamma, shares_seconds
+from hvd_hetero.policies.gamma_shares import LADDER_SWING, relaxed_seconds, shares_by_gamma, shares_seconds
 from hvd_hetero.prediction.ema import EMA
 from hvd_hetero.rounds import FinishedRound, RoundPlan
 
-LADDER_STEPS = 12  # as many sizes; enough for a bent line with a third of the measurements astray
+# As many sizes are enough for a bent line with a third of the measurements astray.
+LADDER_STEPS = 12
+# Two rounds a step, because the first batch of a size pays for buffers and kernels.
 LADDER_ROUNDS = 2 * LADDER_STEPS
-_SWING = 0.9
-_TURNS = 2  # of the ladder, before it is given up
 
 logger = logging.getLogger(__name__)
 
@@ -42,9 +40,10 @@ Shares = npt.NDArray[np.int64]
 
 def ladder(workers: int, total: int, step: int, minimum: int = 1, multiple_of: int = 1) -> Shares:
     """Return the shares of one step of the ladder."""
+    # The quarter makes the sizes on the way down differ from those on the way up.
     angles = [2 * math.pi * ((step + 0.25) / LADDER_STEPS + i / workers) for i in range(workers)]
     # Quantised before they are divided: two libraries' cosines may differ in the last bit.
-    weights = [round(1024 * (1 + _SWING * math.cos(angle))) for angle in angles]
+    weights = [round(1024 * (1 + LADDER_SWING * math.cos(angle))) for angle in angles]
     return proportional(weights, total, minimum=minimum, multiple_of=multiple_of)
 
 
@@ -70,7 +69,8 @@ class DeviceShares(Kept):
         """Forget everything."""
         self._comm_s = EMA()
         self._climbed = 0
-        self._patience = _TURNS * LADDER_ROUNDS
+        # Two turns of the ladder, before it is given up.
+        self._patience = 2 * LADDER_ROUNDS
         self._on_ladder = True
 
     @property

@@ -16,9 +16,6 @@ from hvd_hetero.prediction.base import Predictor
 from hvd_hetero.prediction.predictor_names import predictor
 from hvd_hetero.rounds import MAX_ROUND_SAMPLES, FinishedRound, RoundPlan
 
-_NANOSECONDS = 1e9
-_LONGEST_S = 1e6  # of an iteration; R of them in nanoseconds are far below 2^63
-
 
 class ElasticBSP(Policy):
     r"""Rank i does ``tau_i`` iterations of a fixed batch before the next barrier (elastic-bsp, section III).
@@ -105,10 +102,11 @@ class ElasticBSP(Policy):
         if not all(0.0 < v < math.inf for v in speeds):
             return plan
         iteration_s = np.asarray(self._batches) / np.asarray(speeds)
-        if not (iteration_s < _LONGEST_S).all():
+        # Of iterations below 1e6 s, R in nanoseconds are far below 2^63.
+        if not (iteration_s < 1e6).all():
             return plan
         # One correctly rounded division and one product decide the nanoseconds; from here on all is integer.
-        iteration_ns = np.maximum(np.rint(iteration_s * _NANOSECONDS), 1).astype(np.int64)
+        iteration_ns = np.maximum(np.rint(iteration_s * 1e9), 1).astype(np.int64)
         return self._plan(self._iterations(iteration_ns))
 
     def _iterations(self, iteration_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

@@ -8,8 +8,7 @@ largest micro-batch that fits. A share x takes k = ⌈x / ℓ_i⌉ micro-batches
 Minimise max_i T_i(x_i) subject to sum x_i = X and x_i >= x^s_i (lb-bsp, Eq. 3 and 5), in two stages: bisect the level T
 for the k_i that reach X samples by then, and solve the linear problem that is left exactly (``allocation.minimax``).
 If the x^s_i sum to more than X they shrink together: then the batch is too small for these devices, and no device
-saturates. No share may be more than twice what its rank has been seen with: beyond, the line may not go on.
-Cost: as ``minimax``, and 52 passes over the ranks if memory bounds a micro-batch.
+saturates. Cost: as ``minimax``, and 52 passes over the ranks if memory bounds a micro-batch.
 
 Differences from the paper: there x^o bounds the share; here it bounds the micro-batch, since a fast device with little
 memory may well do two batches while a slow one does one (b_i once more is the price, and it is weighed). There
@@ -20,6 +19,7 @@ is one number. It moves the predicted end of the round, and so what is worth a c
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,8 +28,8 @@ import numpy.typing as npt
 from hvd_hetero.allocation.water_filling import minimax
 from hvd_hetero.rounds import RoundPlan, RoundTable
 
-_SEEN = 1.9  # times the equal share: what every rank has had on the way here (``policies.device_shares``)
-_HALVINGS = 52  # of the level: as many as a float has bits
+# How far a rank's share moves from the equal one on the ladder (``policies.device_shares``), relative to it.
+LADDER_SWING = 0.9
 
 Shares = npt.NDArray[np.int64]
 
@@ -51,7 +51,8 @@ def shares_by_gamma(
     saturation = np.minimum(np.ceil(table.column("saturation")).astype(np.int64), fits)
     # The bend lies within the sample below.
     lower = _lower(saturation - 1, total, minimum, step)
-    seen = np.maximum(np.asarray(plan.samples), math.ceil(_SEEN * total / plan.workers))
+    # No share is more than twice what its rank has been seen with: beyond, the line may not continue.
+    seen = np.maximum(np.asarray(plan.samples), math.ceil((1 + LADDER_SWING) * total / plan.workers))
     most = np.maximum(np.minimum(2 * seen, total), lower)
     # Where not even saturation fits, a micro-batch takes the same time whatever is in it.
     flat = fits < table.column("saturation")
@@ -111,7 +112,8 @@ class _Devices:
         """Return k_i by bisecting the level; all operations are correctly rounded, so all ranks find the same."""
         full_s = self.slope_s * self.fits + self.again_s
         early, late = 0.0, float((self.head_s + full_s * (-(-most // self.fits) + 1)).max())
-        for _ in range(_HALVINGS):
+        # As many halvings as a float has bits.
+        for _ in range(sys.float_info.mant_dig - 1):
             middle = (early + late) / 2
             if int(self._reached(middle, lower, most, step).sum()) < total:
                 early = middle

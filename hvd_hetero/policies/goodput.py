@@ -1,4 +1,4 @@
-r"""The global batch that trains fastest: by what a larger batch tells, and what it takes.
+r"""Chooses the global batch: statistical efficiency times throughput.
 
 With the noise scale φ (``measurement.gradient_noise``), a step with B samples advances as much as r steps with B₀,
 
@@ -12,18 +12,11 @@ greatest at B = √(φ c V).
 a line T, the best of these is within 1 % of the best batch: the goodput over its maximum is at least
 (2 + 2) / (2 + ρ + 1/ρ) for a batch that is ρ ≤ √1.5 times too large or small.
 
-**Seldom.** φ is known to an interval only. A move must pay by more than 3 % at both of its ends. As r favours larger
-batches the more, the larger φ is, the lower end decides on a larger batch, and the upper end on a smaller one. B is
-reconsidered after every 16 rounds, and at most doubles. These numbers are arbitrary.
-
-**Before fixed costs are known**, T is taken to be half fixed at the first batch, which is the mean of what is likely
-then (``measurement.fixed_cost``). The move that follows shows how much it is.
+φ is known to an interval only. A move must pay at both of its ends.
 
 **The learning rate** belongs to B₀. "adascale" multiplies it by r in each update, "square-root" by √r, which suits
 optimizers that divide by a gradient's size (Adam), and "constant" leaves it alone. A schedule goes by the progress Σ r,
 which counts steps of B₀.
-
-Every operation is correctly rounded, so all ranks decide alike.
 
 Differences from AdaScale (Johnson et al., 2020): noise from unequal batches, over the averages of the noise; gains also
 below 1. From Pollux (Qiao et al., 2021): T from costs per rank and their best split, and no search over batch and
@@ -49,9 +42,8 @@ from hvd_hetero.rounds import RoundPlan, RoundTable
 
 LearningRate = Literal["adascale", "square-root", "constant"]
 
-_WORTH = 1.03
-_EVERY = 16  # rounds
-_GROWTH = 2
+# Rounds between two decisions (arbitrary).
+_EVERY = 16
 
 
 class Goodput(Kept):
@@ -132,10 +124,13 @@ class Goodput(Kept):
     def chosen(self, total: int, between: tuple[float, float], seconds: Callable[[int], float]) -> int:
         """Return the best size by the ends of φ and the seconds of a round of each size, or the present ``total``."""
         low, high = between
-        now_s, best, most = seconds(total), total, _WORTH
+        # A move must pay by more than 3 %, and at most doubles the batch (both arbitrary). Every operation is correctly
+        # rounded, so all ranks decide alike.
+        now_s, best, most = seconds(total), total, 1.03
         for other in self._sizes:
-            if other == total or other > _GROWTH * total:
+            if other == total or other > 2 * total:
                 continue
+            # r favours larger batches the more, the larger φ is: each direction is judged by the end against it.
             scale = low if other > total else high
             better = gain(other, self.start, scale) / gain(total, self.start, scale) * (now_s / seconds(other))
             if better > most:  # False for NaN: a time that is not known
@@ -170,6 +165,8 @@ def round_s(policy: Policy, plan: RoundPlan, table: RoundTable, typical_size: fl
     if (table.column("slope_s") > 0.0).all():  # of devices, whose curves are known
         return relaxed_seconds(table, plan.total)
     speeds, fixed = table.column("samples_per_s"), table.column("fixed_samples")
+    # Before fixed costs are known, the time is taken to be half fixed at the first batch, the mean of what is likely
+    # then (`measurement.fixed_cost`). The move that follows shows how much it is.
     if not fixed.any():
         fixed = np.full(len(fixed), typical_size)
     costs = AffineCosts(speeds, fixed, typical_size, policy.minimum, policy.multiple_of)

@@ -16,10 +16,6 @@ from hvd_hetero.policies.trials import Trials
 from hvd_hetero.prediction.base import Predictor
 from hvd_hetero.rounds import FinishedRound, RoundPlan, RoundTable
 
-_FEWEST = 4  # micro-batches above 1
-_LEAST_SIZE = 2  # samples of a rank's mean micro-batch (arbitrary)
-_LONGEST_S = 1e30  # no round takes so long, and no square of a shorter time overflows
-
 
 class LBNonBlocking(Policy):
     r"""Shares by predicted speed, in N micro-batches each; when the first rank has done its share, all stop.
@@ -37,21 +33,11 @@ class LBNonBlocking(Policy):
 
     at which rounds take the fewest seconds a sample, ``(max_i t_i + transfer) / samples done``, with t_i the seconds
     that rank i was at work. ``policies.trials`` says which N is used when. With N = 1, where it begins, a round is
-    LB-BSP's. N = 2 is left out, because it waits nearly as long as 1.
-
-    Each change of N teaches β, and if times scatter, a wrong one at first. So shares keep their proportions in a
-    trial and the two rounds after it.
+    LB-BSP's.
 
     Every micro-batch of a rank has one size. Otherwise the mean size would change with the number of micro-batches
     done, and ``measurement.fixed_cost`` would take each new mean for a new size. So a round has the largest multiple of
     N that ``global_batch`` holds.
-
-    Rejected: N by a model. With φ the fixed part of a step, N costs φ N of a step, and waiting (n - 1) / 2nN of it if
-    the others are anywhere in a micro-batch when the first is done. So √((n - 1) / 2nφ) would be best
-    (``benchmarks/stumbles_bound.py``). But times that scatter hide a small φ, and N then went to a wrong one.
-
-    Rejected: ending a round when the ranks' micro-batches are about to end together. Even if each rank knows how far
-    the others are, that gains 1 % at most, because most waiting is for stumbles that have just begun.
 
     Parameters
     ----------
@@ -94,7 +80,8 @@ class LBNonBlocking(Policy):
                 f"{workers} ranks; got {global_batch}: raise global_batch or lower micro_batches"
             )
         self._workers, self._global_batch = workers, global_batch
-        self._trials = Trials((fixed,) if fixed else _candidates(global_batch // (_LEAST_SIZE * workers)))
+        # A rank's mean micro-batch has two samples at least (arbitrary).
+        self._trials = Trials((fixed,) if fixed else _candidates(global_batch // (2 * workers)))
         self._number = self._trials.number
         part = self._shares.first(workers, self._of_a_part)
         self._reference = part.typical_size
@@ -104,6 +91,8 @@ class LBNonBlocking(Policy):
         """Return LB-BSP's next split, in as many micro-batches as make rounds fastest, or in a trial of others."""
         self._learn(finished)
         part = self._part(plan)
+        # Each change of N teaches β, and if times scatter, a wrong one at first. So shares keep their proportions in a
+        # trial and the two rounds after it.
         if not self._trials.unsettled:
             table = self._of_present_size(finished.table)
             part = self._shares.next(part, replace(finished, table=table))
@@ -118,7 +107,7 @@ class LBNonBlocking(Policy):
         return self._whole(self._shares.renegotiate(self._part(plan), speeds))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with them."""
+        """Load the trials and the shares, and plan with the number of micro-batches that follows from them."""
         self._trials.load_state_dict(state["trials"])
         self._number = self._trials.number
         self._shares.first(self._workers, self._of_a_part)
@@ -154,11 +143,17 @@ class LBNonBlocking(Policy):
         self._trials.same_as(int(cut.min()))  # more than n if no rank's memory holds such large ones
         latest_s, transfer_s = float(table.busy_s.max()), table.transfer_s
         seconds = latest_s + transfer_s if transfer_s > 0.0 else latest_s  # what is not known is left out
-        if 0.0 < seconds < _LONGEST_S and table.total > 0:
+        # Considered: N by a model. With φ the fixed part of a step, N costs φ N of it, and waiting (n - 1) / 2nN, so
+        # √((n - 1) / 2nφ) would be best (benchmarks/stumbles_bound.py). But times that scatter hide a small φ, and N
+        # went to a wrong one. Considered: ending a round when micro-batches are about to end together. It gains 1 % at
+        # most, because most waiting is for stumbles that have just begun.
+        # Beyond the largest float32, which is no round's time, squares could overflow.
+        if 0.0 < seconds < float(np.finfo(np.float32).max) and table.total > 0:
             self._trials.learn(seconds / table.total)
 
 
 def _candidates(most: int) -> tuple[int, ...]:
     """Return 1, 4, 8, 16, … up to ``most``, or 1 and ``most`` if that is below 4."""
-    fewest = min(_FEWEST, max(most, 1))
+    # 2 is left out, because it waits nearly as long as 1.
+    fewest = min(4, max(most, 1))
     return tuple(sorted({1, *(fewest << power for power in range(most.bit_length()) if fewest << power <= most)}))

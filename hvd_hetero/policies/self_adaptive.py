@@ -17,10 +17,12 @@ from hvd_hetero.policies.costs import Costs
 from hvd_hetero.policies.policy import Policy, comparable_speeds
 from hvd_hetero.rounds import FinishedRound, RoundPlan
 
-_ENOUGH = 3  # rounds of an epoch at rest, or it counts together with the next
-_KEPT = 3  # allocations remembered: what the stop rule looks at
-_DRIFT = 0.01  # arbitrary: machines are not so steady that an allocation could stay for good
-_SPARE = 0.03  # how far a share may move before its count of micro-batches is set again; arbitrary
+# The allocations that the stop rule looks at.
+_WINDOW = 3
+# Relative lateness; arbitrary: machines are not so steady that an allocation could stay for good.
+_DRIFT = 0.01
+# How far a share may move, relative to it, before its count of micro-batches is set again; arbitrary.
+_SPARE = 0.03
 
 
 class SelfAdaptive(Policy):
@@ -135,8 +137,9 @@ class SelfAdaptive(Policy):
         period = finished.epoch if self.every is None else finished.round // self.every
         if period != self._period:
             self._period = period
-            # The scatter of rounds shows whether a cost has moved, and takes some rounds to know.
-            if self._costs.end_period(least=_ENOUGH if self._shares else 1):
+            # The scatter of rounds shows whether a cost has moved, and takes some rounds to know: a shorter epoch
+            # counts together with the next.
+            if self._costs.end_period(least=3 if self._shares else 1):
                 self._reallocate()
         self._costs.take(finished.table)
         return self._plan()
@@ -154,11 +157,12 @@ class SelfAdaptive(Policy):
         done = plan.samples
         if not self._shares:
             before, self._weights = self._weights, self._balanced(self._weights)
-            self._history = [*self._history, self._weights][-_KEPT:]
-            if settled(self._history, window=_KEPT):
+            self._history = [*self._history, self._weights][-_WINDOW:]
+            if settled(self._history, window=_WINDOW):
                 self._divide(self._balanced(done))
             elif self._weights != before:
-                self._costs.restart()  # a cost has a part that does not shrink with the share
+                # A cost has a part that does not shrink with the share, so it does not hold for another one.
+                self._costs.restart()
         else:
             wanted = self._balanced(done)
             late, least = _lateness(self._costs.per_sample * done), _lateness(self._costs.per_sample * wanted)
@@ -197,7 +201,7 @@ class SelfAdaptive(Policy):
         return super().state_dict() | {"history": self._history}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with that allocation."""
+        """Load an allocation of as many ranks and micro-batches."""
         if len(state["weights"]) != len(self._weights) or sum(state["weights"]) != sum(self._weights):
             raise ValueError(
                 f"the state allocates {state['weights']}, this training {self._weights}; resume with the same total "

@@ -25,9 +25,8 @@ from typing import Any, ClassVar
 
 from hvd_hetero.kept import Kept
 
-NAN = math.nan
-_LARGEST = sys.float_info.max
-MARGIN = 2.0  # arbitrary: a CPU that has doubled since the first round is believed, one that has grown tenfold in part
+# Arbitrary: a CPU that has doubled since the first round is believed, one that has grown tenfold in part.
+MARGIN = 2.0
 
 
 class Predictor(Kept, ABC):
@@ -40,7 +39,7 @@ class Predictor(Kept, ABC):
     def __init__(self) -> None:
         self.rounds = 0  # valid measurements seen
         self.rejected = 0  # forecasts that were not finite and positive, answered by the last measurement instead
-        self._last = NAN
+        self._last = math.nan
         self._slowest, self._fastest = math.inf, 0.0
 
     def update(self, speed: float, cpu: float | None = None, memory: float | None = None) -> None:
@@ -58,13 +57,13 @@ class Predictor(Kept, ABC):
         """Return the samples per second expected in the next round, given the present drivers."""
         cpu_known, memory_known = driver("cpu", cpu), driver("memory", memory)
         if self.rounds == 0:
-            return NAN
+            return math.nan
         try:
             forecast = self._forecast(cpu_known, memory_known)
         except OverflowError:  # math.exp
             forecast = math.inf
         if usable(forecast):
-            return min(max(forecast, self._slowest / MARGIN), MARGIN * self._fastest, _LARGEST)
+            return min(max(forecast, self._slowest / MARGIN), MARGIN * self._fastest, sys.float_info.max)
         self.rejected += 1
         return self._last
 
@@ -88,7 +87,7 @@ class Predictor(Kept, ABC):
                     f"{state.get(key)!r}; load it into the predictor that saved it, or start without a state"
                 )
         rounds, speeds = int(state["rounds"]), state["measured"]
-        last, slowest, fastest = (NAN, math.inf, 0.0) if speeds is None else map(float, speeds)
+        last, slowest, fastest = (math.nan, math.inf, 0.0) if speeds is None else map(float, speeds)
         known = usable(slowest) and usable(fastest) and slowest <= last <= fastest
         if known != (rounds > 0):
             raise ValueError(
@@ -122,7 +121,13 @@ def usable(speed: float) -> bool:
 
 def driver(name: str, value: float | None) -> float:
     """Return a driver as a float in [0, 1], or NaN if it is not known."""
-    known = NAN if value is None else float(value)
+    known = math.nan if value is None else float(value)
     if known < 0.0 or known > 1.0:  # false for NaN
         raise ValueError(f"{name}: a driver is the fraction that is available, in [0, 1] or NaN, got {value!r}")
     return known
+
+
+def log_driver(available: float) -> float:
+    """Return a driver's logarithm; NaN if it is not known."""
+    # 0 has no logarithm, and below 1 % differences mean nothing.
+    return available if math.isnan(available) else math.log(max(available, 0.01))

@@ -14,21 +14,11 @@ minimum of
 
     Σ_{s<=k} (1 - δ)^{k-s} (y^s - ŷ^s)²  +  (σ²/τ²) |θ - θ0|²              θ0 = (0.2, 0.5), (0.5, 0.5) with drivers
 
-that is, the most probable under a normal prior of deviation τ = 0.3 where speeds scatter by σ, whose square is the
-mean of the squared errors so far, discounted alike: so the size of the scatter has no effect. δ = 1/200 forgets what
-speeds did some hundreds of rounds ago. N = 100. The prior mean is a forecast of 0.3 y^k + 0.2 y^{k-1} + 0.5 ℓ: quiet
-until a movement has been seen (from 0 it would be memoryless at first, and hardly better where speeds move). All
-arbitrary; between half and twice them the error on recorded series differs by less than a per cent.
-
-With drivers, θ0 takes a change of the CPU for an equal change of the speed, and N = 50, τ = 0.2: the CPU explains most
-of what moves the usual speed. Chosen in view of the recorded series, on which N = 100 and τ = 0.3 forecast 2 % worse at
-most. On worlds drawn from the Google trace they differed either way.
+that is, the most probable under a normal prior of deviation τ where speeds scatter by σ, whose square is the mean of
+the squared errors so far, discounted as they are: so the size of the scatter has no effect.
 
 A round out of all proportion counts less: where a change of speed or distance from the usual one exceeds max(10 σ,
-0.1), beyond what the CPU explains, all of the round is scaled down to that, and ℓ and γ move by as much less. Otherwise
-squares of one round that was 1000 times too slow would outweigh ten thousand ordinary ones. Clipping the error alone
-would not do, since the features of the round after an outlier would still weigh. A lasting change of scale is taken in
-all the same: σ grows by up to a fifth a round.
+0.1), beyond what the CPU explains, all of the round is scaled down to that, and ℓ and γ move by as much less.
 
 A CPU that is not known now keeps its last value; while it was never known, nothing is learnt about it. O(1) per round.
 """
@@ -40,13 +30,18 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from hvd_hetero.kept import Figure
-from hvd_hetero.prediction.base import Predictor
+from hvd_hetero.prediction.base import Predictor, log_driver
 
-_KEEP = 1.0 - 0.005  # 1 - δ
-_PRIOR, _DEVIATION, _LEVEL_ROUNDS = (0.2, 0.5), 0.3, 100  # θ0, τ, N
-_DRIVEN = ((*_PRIOR, 0.5, 0.5), 0.2, 50)  # the same with drivers
-_TIMES, _LEAST = 10.0, 0.1  # beyond so many σ, and so much at least, a round counts less
-_SMALLEST_DRIVER = 0.01  # a driver of 0 has no logarithm; below 1 % differences mean nothing
+# 1 - δ: forgets what speeds did some hundreds of rounds ago. It is arbitrary, as are the numbers below; between half
+# and twice them the error on recorded series differs by less than a per cent.
+_KEPT_PER_ROUND = 1.0 - 0.005
+# θ0, τ, N. The prior mean is a forecast of 0.3 y^k + 0.2 y^{k-1} + 0.5 ℓ: quiet until a movement has been seen. From 0
+# it would be memoryless at first, and hardly better where speeds move.
+_PRIOR, _DEVIATION, _LEVEL_ROUNDS = (0.2, 0.5), 0.3, 100
+# With drivers, θ0 takes a change of the CPU for an equal change of the speed, and the CPU explains most of what moves
+# the usual speed. Chosen in view of the recorded series, on which N = 100 and τ = 0.3 forecast 2 % worse at most. On
+# worlds drawn from the Google trace they differed either way.
+_DRIVEN = ((*_PRIOR, 0.5, 0.5), 0.2, 50)
 
 
 class Reverting(Predictor):
@@ -90,7 +85,7 @@ class Reverting(Predictor):
         return (*x, now - last, now - usual)
 
     def _observe(self, speed: float, cpu: float, memory: float) -> None:
-        y, c, kappa = math.log(speed), _log(cpu), 1.0
+        y, c, kappa = math.log(speed), log_driver(cpu), 1.0
         if self.rounds == 0:
             self._y, self._level = (y, y), y
         else:
@@ -106,25 +101,24 @@ class Reverting(Predictor):
 
     def _proportion(self, size: float) -> float:
         """Return how much a round of this size counts."""
-        limit = max(_TIMES * math.sqrt(self._errors / max(self._weight, 1.0)), _LEAST)
+        # Otherwise squares of one round that was 1000 times too slow would outweigh ten thousand ordinary ones.
+        # Clipping the error alone would not do, since the features of the round after an outlier would still weigh. A
+        # lasting change of scale is taken in all the same: σ grows by up to a fifth a round.
+        limit = max(10.0 * math.sqrt(self._errors / max(self._weight, 1.0)), 0.1)
         return limit / size if size > limit else 1.0
 
     def _learn(self, x: Sequence[float], z: float) -> None:
-        self._errors = _KEEP * self._errors + (z - _dot(self._coefficients, x)) ** 2
-        self._weight = _KEEP * self._weight + 1.0
+        self._errors = _KEPT_PER_ROUND * self._errors + (z - _dot(self._coefficients, x)) ** 2
+        self._weight = _KEPT_PER_ROUND * self._weight + 1.0
         news, beyond = [a * b for i, a in enumerate(x) for b in x[i:]], z - _dot(self._prior, x)
-        self._squares = tuple([_KEEP * old + new for old, new in zip(self._squares, news, strict=True)])
-        self._products = tuple([_KEEP * old + beyond * a for old, a in zip(self._products, x, strict=True)])
+        self._squares = tuple([_KEPT_PER_ROUND * old + new for old, new in zip(self._squares, news, strict=True)])
+        self._products = tuple([_KEPT_PER_ROUND * old + beyond * a for old, a in zip(self._products, x, strict=True)])
         pull = self._errors / self._weight / self._deviation**2
         change = _solution(self._squares, self._products, pull)
         self._coefficients = tuple([a + b for a, b in zip(self._prior, change, strict=True)])
 
     def _forecast(self, cpu: float, memory: float) -> float:
-        return math.exp(self._y[0] + _dot(self._coefficients, self._features(_log(cpu))))
-
-
-def _log(cpu: float) -> float:
-    return cpu if math.isnan(cpu) else math.log(max(cpu, _SMALLEST_DRIVER))
+        return math.exp(self._y[0] + _dot(self._coefficients, self._features(log_driver(cpu))))
 
 
 def _dot(a: Sequence[float], b: Sequence[float]) -> float:

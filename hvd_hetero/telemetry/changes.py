@@ -15,8 +15,8 @@ import numpy as np
 
 from hvd_hetero.rounds import RoundPlan, RoundTable
 
-_SHOWN = 8
-"""More ranks than this are not listed one by one."""
+# With more ranks, a line has a summary.
+LISTED_RANKS = 8
 
 logger = logging.getLogger(__name__)
 
@@ -33,20 +33,21 @@ def log_rests(round: int, plan: RoundPlan, said: set[int]) -> None:
     """Warn of ranks that do no samples from a round on, and add them to those ``said``: once each, despite trials."""
     if new := [rank for rank in np.flatnonzero(plan.shares == 0).tolist() if rank not in said]:
         said.update(new)
-        more = f" and {len(new) - _SHOWN} more" if len(new) > _SHOWN else ""
+        more = f" and {len(new) - LISTED_RANKS} more" if len(new) > LISTED_RANKS else ""
+        several, listed = len(new) > 1, ", ".join(map(str, new[:LISTED_RANKS])) + more
         logger.warning(
-            "%s from round %d on: rounds are shorter that way. Trials follow from time to time; ending such a rank "
-            "shortens the sums, too",
-            f"rank {new[0]} rests" if len(new) == 1 else f"ranks {', '.join(map(str, new[:_SHOWN]))}{more} rest",
-            round,
-        )
+            "%s no samples from round %d on, because rounds are shorter without %s. %s retried now and then. Removing "
+            "%s from the job would also shorten the allreduce",
+            f"ranks {listed} get" if several else f"rank {listed} gets", round, "them" if several else "it",
+            "They are" if several else "It is", "them" if several else "it",
+        )  # fmt: skip
 
 
 def _change(before: RoundPlan, after: RoundPlan) -> str:
     what, old, new = "batches", before.samples, after.samples
     if old == new:
         what, old, new = "micro-batches", before.micro_batches, after.micro_batches
-    if len(old) <= _SHOWN:
+    if len(old) <= LISTED_RANKS:
         return f"{what} {' '.join(map(str, old))} -> {' '.join(map(str, new))}"
     moved = np.abs(np.subtract(new, old))
     rank = int(moved.argmax())
@@ -63,6 +64,6 @@ def _reason(table: RoundTable) -> str:
 
 
 def _listed(values: list[float]) -> str:
-    if len(values) <= _SHOWN:
+    if len(values) <= LISTED_RANKS:
         return " ".join(f"{value:.4g}" for value in values)
     return f"{min(values):.4g} to {max(values):.4g} (median {np.median(values):.4g})"

@@ -13,12 +13,9 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
+from hvd_hetero.telemetry.changes import LISTED_RANKS
 from hvd_hetero.telemetry.records import Record
 
-_PAUSE_S = 10.0
-_KEPT = 0.9  # of the sums, from round to round: figures cover the last ten rounds or so
-_SHOWN = 8
-"""More ranks than this are not listed one by one."""
 _CLEAR = "\r\x1b[2K"  # what a progress bar has drawn in this line
 
 
@@ -38,15 +35,16 @@ class LiveView:
         self._learn(record)
         now = self._clock()
         if now >= self._next_s:
-            self._next_s = now + _PAUSE_S
+            self._next_s = now + 10.0
             stream = self._stream or sys.stderr
             stream.write(f"{_CLEAR if stream.isatty() else ''}{self._text(record)}\n")
             stream.flush()
 
     def _learn(self, record: Record) -> None:
         self._records += 1
-        # The first round that is seen pays for the start, and counts only until there is another.
-        kept = 0.0 if self._records == 2 else _KEPT
+        # The first round that is seen pays for the start, and counts only until there is another. Figures cover the
+        # last ten rounds or so.
+        kept = 0.0 if self._records == 2 else 0.9
         elapsed_s = record["elapsed_s"]
         self._samples = kept * self._samples + sum(record["samples"])
         self._elapsed_s = kept * self._elapsed_s + elapsed_s
@@ -67,6 +65,6 @@ class LiveView:
 
 
 def _batches(samples: list[int]) -> str:
-    if len(samples) <= _SHOWN:
+    if len(samples) <= LISTED_RANKS:
         return " ".join(map(str, samples))
     return f"{min(samples)} to {max(samples)}, median {statistics.median(samples):g}"

@@ -21,8 +21,6 @@ _LATE = ("compute_s", "input_s")
 _EACH = {name: column.whole for name, column in written("always").items() if name != "wait_s"}  # which comes late
 _SOMETIMES = tuple(written("sometimes"))  # in rounds in which some rank has them, to keep other lines short
 
-_MANY = 64  # ranks, from which on figures are taken all at once (arbitrary: there, both ways take about the same time)
-
 logger = logging.getLogger(__name__)
 
 Record: TypeAlias = dict[str, Any]
@@ -32,7 +30,9 @@ Listener: TypeAlias = Callable[[Record], object]
 
 def _figures(table: RoundTable) -> dict[str, list[Any]]:
     """Return a record's figures from a table, with None for what is not known."""
-    if table.workers < _MANY:  # between two steps, NumPy has left the processor's caches: call it once
+    # Between two steps, NumPy has left the processor's caches: call it once. From 64 ranks on (arbitrary: there both
+    # ways take about the same time) its arrays are faster than lists.
+    if table.workers < 64:
         lists = table.lists()
         found = {name: any(lists[name]) for name in _SOMETIMES}
     else:

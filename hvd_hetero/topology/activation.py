@@ -27,9 +27,6 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-_ERRORS = (1e-1, 1e-2, 1e-3, 1e-4)  # of the soft minimum, at most, as a share of the connectivity before
-_PRECISION = 1e-9  # of SLSQP, on the same scale
-
 
 def most_connected(laplacians: Array, budget: float) -> Array:
     """Return the most connected probabilities, (M,), for (M, n, n) Laplacians whose sum is connected, n >= 2."""
@@ -40,7 +37,8 @@ def most_connected(laplacians: Array, budget: float) -> Array:
     if budget == 1.0:
         return p
     spent: Any = {"type": "eq", "fun": lambda p: p.sum() - budget * count, "jac": np.ones_like}
-    for error in _ERRORS:
+    # The soft minimum's largest error, relative to the connectivity before: smooth at first, and exact in the end.
+    for error in (1e-1, 1e-2, 1e-3, 1e-4):
         before = float(np.linalg.eigvalsh(np.tensordot(p, laplacians, 1))[1])
         sharpness = np.log(nodes) / (error * before)
 
@@ -53,7 +51,7 @@ def most_connected(laplacians: Array, budget: float) -> Array:
             return -soft / before, -pull / before
 
         found = minimize(
-            loss, p, jac=True, method="SLSQP", bounds=[(0, 1)] * count, constraints=spent, options={"ftol": _PRECISION}
+            loss, p, jac=True, method="SLSQP", bounds=[(0, 1)] * count, constraints=spent, options={"ftol": 1e-9}
         )
         p = np.clip(found.x, 0.0, 1.0)
     return p

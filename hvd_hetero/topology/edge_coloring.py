@@ -18,9 +18,7 @@ Complexity: O(m n) time (a path has at most n nodes, a fan at most Delta), O(n D
 Differences from the paper
 - MATCHA (Wang et al. 2019) takes the result of Misra and Gries: three matchings for a ring of eight. Here Delta colours
   are tried first, by Kempe's swap alone: if c is free on u and d on v, swap c and d along the path from v that starts
-  with c; unless that path ends at u, c is now free on both. It never fails on bipartite graphs (Konig), such as even
-  rings, and seldom on small graphs. A matching less saves an exchange in every round at budget 1. A failed try costs
-  O(m n Delta^2).
+  with c; unless that path ends at u, c is now free on both.
 """
 
 from __future__ import annotations
@@ -37,6 +35,8 @@ def matching_decomposition(graph: Graph) -> tuple[tuple[Edge, ...], ...]:
     """Return Delta or Delta + 1 matchings that hold each edge of ``graph`` exactly once."""
     degree = int(graph.degrees().max())
     at: Coloring = [{} for _ in range(graph.nodes)]
+    # It never fails on bipartite graphs (Konig), such as even rings, and seldom on small graphs. A matching less saves
+    # an exchange in every round at budget 1; a failed try costs O(m n Delta^2).
     if not all(_color_by_swap(at, u, v, degree) for u, v in graph.edges):
         at = [{} for _ in range(graph.nodes)]
         for u, v in graph.edges:

@@ -23,15 +23,7 @@ Guarantee. Since (a - b)^2 <= (1 + t) a^2 + (1 + 1/t) b^2, with t = d_j / d_i an
 So in every round the eigenvalues of W are in -1 + 4 / (X + 2) ... 1, and no disagreement grows. (The weight of a rank
 to itself may be negative, as of a star's centre.)
 
-alpha is 1: of the alphas up to 1 that leaves a round's disagreement least, rho = || E[W'W] - 11'/n ||, on all graphs of
-``benchmarks/results/topology.md``. A smaller one, 0.78 for 6 + 6 ranks at budget 1, is better on dense bipartite graphs
-alone. rho < 1 if the graph is connected.
-
-Why not a smaller rho. A step is x <- W x - eta g. Where the loss has the curvature h, it multiplies a disagreement with
-the eigenvalue l of W by l - eta h. A round with an eigenvalue of -1 leaves no room for any curvature. Weights that make
-rho least under || W || <= 1 alone use all room there is: they have a smaller rho, and train later or not at all
-(``benchmarks/results/topology.md``). D-PSGD's weights on the drawn edges, 1 / (1 + max(d_i, d_j)), train as soon as
-these, but their rho has no closed form, and is larger where degrees differ.
+rho = || E[W'W] - 11'/n || is the factor by which a round shrinks disagreement; it is below 1 if the graph is connected.
 
 Agreement. Drawing needs no messages, and a round's weights follow from integers. But p comes from floating-point
 eigenvectors. If it differs in its last digits, two ranks disagree about a matching in some rare draw. If processors or
@@ -60,10 +52,10 @@ from hvd_hetero.topology.activation import most_connected
 from hvd_hetero.topology.edge_coloring import matching_decomposition
 from hvd_hetero.topology.graphs import Edge, Graph, laplacian, require_connected
 
-_LEAST_BUDGET = (
-    1e-9  # arbitrary: a billion rounds between exchanges help no training, and below some 1e-15 rho rounds to 1
-)
-_ENUMERATED = 12  # matchings up to which rho is a sum over all draws; of more, over as many draws by chance
+# Arbitrary: a billion rounds between exchanges help no training, and below some 1e-15 rho rounds to 1.
+_SMALLEST_BUDGET = 1e-9
+# Matchings up to which rho is a sum over all draws; of more, over as many draws by chance.
+_ENUMERATED_MATCHINGS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +68,8 @@ class Matcha:
     """Edges of each matching."""
     probabilities: tuple[float, ...]
     """Probability that a round uses each matching."""
+    # Of the alphas up to 1, it has the least rho on all graphs of benchmarks/results/topology.md. A smaller one, 0.78
+    # for 6 + 6 ranks at budget 1, is better on dense bipartite graphs alone.
     alpha: float = 1.0
     """Scale of the weights, at most 1. A drawn pair whose ranks have d_i and d_j partners in the round weighs
     alpha 2 / (d_i + d_j + 2), so alpha / 2 if neither has another partner."""
@@ -91,11 +85,11 @@ class Matcha:
         count, p = len(self.matchings), np.array(self.probabilities)
         edges = np.array(list(chain.from_iterable(self.matchings)))
         own = np.repeat(np.arange(count), [len(matching) for matching in self.matchings])
-        if count <= _ENUMERATED:
+        if count <= _ENUMERATED_MATCHINGS:
             active = np.array(list(product((False, True), repeat=count)))
             chances = np.where(active, p, 1.0 - p).prod(axis=1)
         else:
-            active = np.random.default_rng(0).random((2**_ENUMERATED, count)) < p
+            active = np.random.default_rng(0).random((2**_ENUMERATED_MATCHINGS, count)) < p
             chances = np.full(len(active), 1.0 / len(active))
         drawn = active[:, own].astype(float)  # (draws, edges)
         ends = np.eye(self.nodes)[edges]
@@ -135,9 +129,9 @@ class Matcha:
 
 def matcha(graph: Graph, budget: float = 0.5) -> Matcha:
     """Return the best random mixing on ``graph`` for ``budget``, 1e-9 to 1, the share of D-PSGD's communication."""
-    if not _LEAST_BUDGET <= budget <= 1.0:
+    if not _SMALLEST_BUDGET <= budget <= 1.0:
         raise ValueError(
-            f"budget must be at least {_LEAST_BUDGET:g} and at most 1, got {budget}; "
+            f"budget must be at least {_SMALLEST_BUDGET:g} and at most 1, got {budget}; "
             "it is the share of the matchings used in a round, and 1 is D-PSGD"
         )
     require_connected(graph, "MATCHA")
@@ -150,4 +144,8 @@ def matcha(graph: Graph, budget: float = 0.5) -> Matcha:
 
 def _pair_weight(partners: Any) -> Any:
     """Return the weight of a drawn pair whose two ranks have so many partners in the round, together; at least 2."""
+    # Considered: the least rho under || W || <= 1. A step is x <- W x - eta g. Where the loss has the curvature h, it
+    # multiplies a disagreement with the eigenvalue l of W by l - eta h, so an eigenvalue of -1 leaves no room for any
+    # curvature. Weights that use all room have a smaller rho, and train later or not at all. D-PSGD's weights on the
+    # drawn edges train as soon as these, but their rho has no closed form, and is larger where degrees differ.
     return 2.0 / (partners + 2)

@@ -67,9 +67,10 @@ class _Exchanges(Protocol):
     def exchange(self, rank: int, round: int) -> Exchange:
         """Return what a rank sends and receives in this round: one copy to and from each neighbour.
 
-        Every rank sends ``most_neighbours`` copies in every round; copies that no neighbour needs go to itself. Horovod
-        caches collectives by the size of what is sent, and the shapes in TensorFlow's graph are fixed.
+        Every rank sends ``most_neighbours`` copies in every round; copies that no neighbour needs go to itself.
         """
+        # As many in every round, because Horovod caches collectives by the size of what is sent, and the shapes in
+        # TensorFlow's graph are fixed.
         weights = self.row(rank, round)
         copies = [int(j in weights) for j in range(self.nodes)]
         copies[rank] = self.most_neighbours - (len(weights) - 1)
@@ -105,11 +106,7 @@ class NeighbourMixing(_Exchanges):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MatchaMixing(_Exchanges):
-    """MATCHA: some of the links in each round, the more important ones more often.
-
-    Activation probabilities come from a floating-point optimisation, whose last bits may differ between processors. So
-    one rank computes this object, and the others receive it.
-    """
+    """MATCHA: some of the links in each round, the more important ones more often; computed on one rank, and sent."""
 
     schedule: Matcha
     """Matchings and their probabilities."""

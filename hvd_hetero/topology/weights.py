@@ -11,9 +11,6 @@ Weights: Metropolis-Hastings, W_ij = 1 / (1 + max(d_i, d_j)). A rank needs only 
 sum to less than 1 off the diagonal, so the diagonal is positive. On a ring this is a mean of three, on a complete graph
 the exact mean.
 
-Considered: I - alpha L with the best alpha (needs eigenvalues, may put negative weights on the diagonal), and the
-fastest mixing matrix by semidefinite programming (Boyd, Diaconis and Xiao 2004), for which the core has no solver.
-
 Differences from the paper
 - The paper says only that W "presents the adjacency", non-zero where two nodes are connected; the weights are the
   choice above.
@@ -31,6 +28,9 @@ from hvd_hetero.topology.graphs import Graph, laplacian, require_connected
 
 def metropolis_weights(graph: Graph) -> NDArray[np.float64]:
     """Return 1 / (1 + max(d_i, d_j)) for each edge, (m,), in the order of ``graph.edges``."""
+    # Considered: I - alpha L with the best alpha (needs eigenvalues, may put negative weights on the diagonal), and the
+    # fastest mixing matrix by semidefinite programming (Boyd, Diaconis and Xiao 2004), for which the core has no
+    # solver.
     degrees = graph.degrees()
     return np.array([1.0 / (1.0 + max(degrees[i], degrees[j])) for i, j in graph.edges])
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from hvd_hetero.watchdog.patience import Patience
 from hvd_hetero.watchdog.whereabouts import Whereabouts
 
-_NAMED = 4  # ranks that a message names; it counts the others (arbitrary)
+# Ranks that a message names; it counts the others (arbitrary).
+_RANKS_NAMED = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +41,6 @@ def judge(
     the network may keep packets from it. ``hosts`` names the host of each rank; where there are several, the message
     names the host of a rank without an answer. Collectives fail by themselves ``gives_up_s`` after a rank fell silent.
 
-    Ranks in different collectives cannot go on if *all* of them wait, because a rank at work may still come. All must
-    have waited for some time, or they may have just met.
     """
     lost = {rank: seconds for rank, seconds in silent.items() if seconds == seconds}
     busy = [other for other in others if not other.waits]
@@ -61,6 +60,7 @@ def judge(
         why = f"and {named} never answered: the network may keep UDP packets from it. "
         limit, why = "", why + "Look at its stack (py-spy dump --pid …)."
     elif apart:
+        # Ranks in different collectives cannot go on if *all* of them wait; a rank at work may still come.
         limit = "deadlock"
         # Each must have been there for as long as it takes from the warning to the end.
         if any(other.for_s < min(patience.deadlock - patience.warn, patience.deadlock / 2) for other in apart):
@@ -94,5 +94,5 @@ def _at(rank: int, hosts: Sequence[str]) -> str:
 
 def _named(ranks: Iterable[str]) -> str:
     texts = list(ranks)
-    more = f" and {len(texts) - _NAMED} more ranks" if len(texts) > _NAMED else ""
-    return "; ".join(texts[:_NAMED]) + more
+    more = f" and {len(texts) - _RANKS_NAMED} more ranks" if len(texts) > _RANKS_NAMED else ""
+    return "; ".join(texts[:_RANKS_NAMED]) + more

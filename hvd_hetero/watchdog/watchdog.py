@@ -28,21 +28,16 @@ logger = logging.getLogger("hvd_hetero.watchdog")
 EXIT_CODE = 75
 """Exit code of a process that the watchdog ends: EX_TEMPFAIL, which nothing else here uses."""
 
-_LOOKS = 6  # looks until the first warning, so that it is a sixth late at most (arbitrary)
-_LONGEST_LOOK_S = 5.0
-_IN_TIME = 1 / 3  # of the time after which collectives give up; questions take some seconds (arbitrary)
-_ANSWER_S = 1.0  # a rank that has not answered by then is asked again
-_ASKED = 3  # questions before a rank counts as silent
-_STOPPED_S = 2 * _ASKED * _ANSWER_S  # with some looks, longer than this thread takes if it gets to run
-_MANY = 32  # with more ranks than this, each asks less often
-_FIRST_ASKED = 6  # looks that ask ranks without an answer once, to learn whether packets pass
-_ANSWERS_FOR_S = 600.0  # how long to answer once the training is gone (arbitrary)
-_SAID = 3  # times the end is announced, because packets may be lost
+# Looks until the first warning, so that it is a sixth late at most, and at the start of the job (arbitrary).
+_LOOKS = 6
+# For packets to come or to leave, and for a look under way to end.
+_PACKETS_S = 1.0
+# Questions before a rank counts as silent, and times that an end is announced: packets may be lost.
+_REPEATS = 3
+# How long to answer once the training is gone (arbitrary).
+_ANSWERS_FOR_S = 600.0
 _SHARED = ("PlanMismatchError", "HorovodInternalError", "PeerLostError", "Horovod has been shut down")
 """Errors that other ranks have, too, or that follow from another rank's."""
-_LAST_RESORT_S = 20.0  # time for the last messages (arbitrary)
-_CLOSE_S = 1.0  # for a look or an answer under way (arbitrary)
-_LAST_S = 1.0  # time for packets and standard error to leave before the process ends
 
 
 @dataclass
@@ -62,17 +57,12 @@ class Watchdog:
     stand still, at the stack of the training thread, so training pays nothing. ``gather`` is an allgather of one
     object, called once.
 
-    Collectives may give up on a rank that is silent before ``patience.warn`` has passed, with an error that names no
-    rank: Horovod's do after 30 s. So a silent rank is reported at a third of ``gives_up_s``.
-
     It ends the process by ``os._exit``, after the message, the stacks and ``last_words()``.
 
     A rank that ends by its own exception announces it to the others at its exit: their collectives end with an error
     that names no rank, such as Horovod's "has been shut down".
 
-    Rejected: waking the training thread by shutting Horovod down. That does not wake it if a rank was stopped, and the
-    error it gets restarts an elastic job, which then gets stuck again. docs/waiting.md tells why Horovod's own check
-    of stalls does not help.
+    docs/waiting.md says why Horovod's own check of stalls does not help.
     """
 
     def __init__(
@@ -91,8 +81,10 @@ class Watchdog:
         self.patience = Patience.of_environment() if patience is None else patience
         self._gives_up_s = horovod_gives_up_s() if gives_up_s is None else gives_up_s
         self._first_s = min(astuple(self.patience))  # of waiting, before there is anything to report or do
-        self._look_s = min(self._first_s / _LOOKS, _LONGEST_LOOK_S, self._gives_up_s / _LOOKS)
-        self._progress = Progress(balancer, waits_in, waits_at_the_end_in, _STOPPED_S + 4 * self._look_s)
+        self._look_s = min(self._first_s / _LOOKS, 5.0, self._gives_up_s / _LOOKS)
+        # Longer than this thread takes from one look to the next if it gets to run.
+        stopped_s = 2 * _REPEATS * _PACKETS_S + 4 * self._look_s
+        self._progress = Progress(balancer, waits_in, waits_at_the_end_in, stopped_s)
         self._last_words = last_words
         self._end = end
         self._thread: threading.Thread | None = None
@@ -129,15 +121,16 @@ class Watchdog:
         thread, self._thread = self._thread, None
         if self.channel is not None and thread is not None and thread is not threading.current_thread():
             self.channel.wake()
-            thread.join(_CLOSE_S)
+            thread.join(_PACKETS_S)
 
     def trains_here(self) -> None:
         """Note that the thread that calls is the one that trains. Until then, it is the one that made this."""
         self._progress.thread = threading.get_ident()
 
     def _run(self, channel: SideChannel) -> None:
-        # Early enough to name a silent rank in time.
-        asks_after_s = min(self._first_s, self._gives_up_s * _IN_TIME) if self._first_s < math.inf else math.inf
+        # Collectives may give up on a silent rank before `patience.warn` has passed, with an error that names no rank:
+        # Horovod's do after 30 s. A third of that is arbitrary; questions take some seconds.
+        asks_after_s = min(self._first_s, self._gives_up_s * (1 / 3)) if self._first_s < math.inf else math.inf
         looks, asks_at, answers_until = 0, 0.0, math.inf
         try:
             channel.ask()
@@ -151,11 +144,13 @@ class Watchdog:
                 way_out = balancer.agreement.ways_out.waiting
                 del balancer
                 if mine and mine.waits and mine.for_s >= asks_after_s and time.monotonic() >= asks_at:
-                    asks_at = time.monotonic() + self._look_s * len(channel.answers) / _MANY
+                    # With more than 32 ranks (arbitrary) each asks less often.
+                    asks_at = time.monotonic() + self._look_s * len(channel.answers) / 32
                     self._inquire(channel, mine, way_out)
-                elif looks < _FIRST_ASKED:
+                elif looks < _LOOKS:
+                    # Ranks without an answer so far: whether packets pass at all.
                     channel.ask_again()
-                elif looks == _FIRST_ASKED and plan.ends == "first":
+                elif looks == _LOOKS and plan.ends == "first":
                     self._tell_of_unheard(channel.heard)
                 looks += 1
         except Exception:
@@ -188,8 +183,8 @@ class Watchdog:
         """Ask all others where they are, and report the finding or end the job."""
         workers = len(self._hosts)
         channel.ask()
-        for _ in range(_ASKED):
-            self._listen(channel, _ANSWER_S)
+        for _ in range(_REPEATS):
+            self._listen(channel, _PACKETS_S)
             if len(channel.answers) == workers - 1:
                 break
             channel.ask_again()
@@ -204,7 +199,7 @@ class Watchdog:
         silent = {rank: now - at if rank in channel.heard else math.nan for rank, at in told.silent_since.items()}
         finding = judge(mine, others, silent, self.patience, way_out, self._hosts, self._gives_up_s)
         if finding.ends:
-            for _ in range(_SAID):
+            for _ in range(_REPEATS):
                 channel.announce(Kind.END, finding.text)
             self._end_here(finding.text)
         elif mine.for_s >= told.says_at or (finding.silence and not told.of_silence):
@@ -227,7 +222,7 @@ class Watchdog:
             return
         text = f"{type(error).__name__}: {error}"
         if not any(name in text for name in _SHARED):
-            for _ in range(_SAID):
+            for _ in range(_REPEATS):
                 self.channel.announce(Kind.FAILED, text)
 
     def _end_here(self, text: str) -> None:
@@ -235,8 +230,10 @@ class Watchdog:
         if self._closed:
             return
         self._closed = True
-        # A message may wait for a lock that the training thread holds; the process must end all the same.
-        last_resort = threading.Timer(_LAST_RESORT_S, self._end, (EXIT_CODE,))
+        # Considered: waking the training thread by shutting Horovod down. That does not wake it if a rank was stopped,
+        # and its error restarts an elastic job, which then gets stuck again. A message may wait for a lock that the
+        # training thread holds; the process must end all the same, after 20 s (arbitrary).
+        last_resort = threading.Timer(20.0, self._end, (EXIT_CODE,))
         last_resort.daemon = True
         last_resort.start()
         logger.error("%s", text)
@@ -247,6 +244,6 @@ class Watchdog:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
-        time.sleep(_LAST_S)
+        time.sleep(_PACKETS_S)
         last_resort.cancel()
         self._end(EXIT_CODE)

@@ -16,7 +16,6 @@ _LIBRARIES = frozenset({*_OURS, "horovod", "torch", "tensorflow", "keras", "tf_k
 _COLLECTIVES = {"horovod": "hvd", "torch.distributed": "dist"}  # and the names that users know them by
 _WRAPS = "torch.distributed.c10d_logger"  # functions of torch.distributed, each wrapped in another function
 _RUNS_PROGRAMS = frozenset({"elastic", "runner", "spark", "ray"})  # parts of Horovod that call the user's program
-_LONGEST = 200  # characters of a line of a program, so that an answer fits one packet (arbitrary)
 _one_at_a_time = threading.Lock()
 
 
@@ -37,7 +36,8 @@ class Whereabouts(NamedTuple):
 
     def encode(self) -> bytes:
         """Return it as one short packet."""
-        return json.dumps(self._replace(where=self.where[:_LONGEST])).encode()
+        # So many characters of a line fit into one packet (arbitrary).
+        return json.dumps(self._replace(where=self.where[:200])).encode()
 
     @classmethod
     def decode(cls, packet: bytes) -> Whereabouts:
@@ -90,12 +90,11 @@ def locate(thread: int, waits_in: Sequence[str]) -> Position:
 
 
 def _frame_of(thread: int) -> FrameType | None:
-    """Return the innermost frame of a thread.
-
-    Python 3.11 makes the frames' objects while it holds a lock that each thread needs to begin and to end. If that
-    starts a garbage collection, a finalizer may let other threads run, and one of them wait for the lock without giving
-    up the interpreter: then the process hangs (issue 106883 of CPython). So there no collection begins meanwhile.
-    """
+    """Return the innermost frame of a thread."""
+    # Python 3.11 makes the frames' objects while it holds a lock that each thread needs to begin and to end. If that
+    # starts a garbage collection, a finalizer may let other threads run, and one of them wait for the lock without
+    # giving up the interpreter: then the process hangs (issue 106883 of CPython). So there no collection begins
+    # meanwhile.
     if sys.version_info >= (3, 12):
         return sys._current_frames().get(thread)
     with _one_at_a_time:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hvd_hetero.commits import SHARE, CommitPace, every
+from hvd_hetero.commits import COMMIT_FRACTION, CommitPace, every
 
 
 class Job:
@@ -49,10 +49,10 @@ def test_in_the_long_run_commits_take_no_more_than_their_share_and_with_one_roun
     for _ in range(rounds):
         job.round(round_s, commit_s)
     apart = job.commits[-1] - job.commits[-2]
-    assert commit_s / (commit_s + apart * round_s) <= SHARE
-    assert apart == 1 or commit_s / (commit_s + (apart - 1) * round_s) > SHARE
+    assert commit_s / (commit_s + apart * round_s) <= COMMIT_FRACTION
+    assert apart == 1 or commit_s / (commit_s + (apart - 1) * round_s) > COMMIT_FRACTION
     drawing_apart = sum(at < apart for at in job.commits)
-    assert job.in_commits_s <= SHARE * job.now + (drawing_apart + 1) * commit_s
+    assert job.in_commits_s <= COMMIT_FRACTION * job.now + (drawing_apart + 1) * commit_s
 
 
 def test_a_membership_begins_with_a_commit_after_each_round_and_they_draw_apart_by_twos():

@@ -24,8 +24,7 @@ from hvd_hetero.prediction.base import Predictor
 if TYPE_CHECKING:
     import torch
 
-LOOK_BACK = 2
-EARLY_STOP_FALL, EARLY_STOP_STEPS = 1e-4, 4  # lb-bsp section 4.2
+_LOOK_BACK = 2
 
 
 class Recurrent(Predictor):
@@ -75,7 +74,7 @@ class Recurrent(Predictor):
             return self._ema
         import torch
 
-        latest = [(self._speeds[k] - self._mean) / self._deviation for k in range(-LOOK_BACK, 0)]
+        latest = [(self._speeds[k] - self._mean) / self._deviation for k in range(-_LOOK_BACK, 0)]
         with torch.no_grad():
             return self._mean + self._deviation * float(self._apply(torch.tensor([latest], dtype=torch.float64))[0])
 
@@ -86,7 +85,7 @@ class Recurrent(Predictor):
         self._mean = float(np.mean(speeds))
         self._deviation = max(float(np.std(speeds)), 1e-6 * self._mean)
         series = torch.from_numpy((speeds - self._mean) / self._deviation)
-        inputs, targets = series.unfold(0, LOOK_BACK, 1)[:-1], series[LOOK_BACK:]
+        inputs, targets = series.unfold(0, _LOOK_BACK, 1)[:-1], series[_LOOK_BACK:]
         optimizer = torch.optim.Adam(self._net.parameters(), lr=0.02)
         before, idle = float("inf"), 0
         for _ in range(self._steps):
@@ -94,8 +93,9 @@ class Recurrent(Predictor):
             loss = torch.mean((self._apply(inputs) - targets) ** 2)
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-            idle = idle + 1 if before - loss.item() < EARLY_STOP_FALL else 0
-            if idle >= EARLY_STOP_STEPS:
+            # Early stopping as in lb-bsp section 4.2: four steps in a row that lower the loss by less than 1e-4.
+            idle = idle + 1 if before - loss.item() < 1e-4 else 0
+            if idle >= 4:
                 break
             before = loss.item()
 

@@ -9,12 +9,7 @@ moving averages of the logarithms, with weight max(1/n, 0.05) for the latest of 
     v̂^k = exp(V + f(u))
 
 So f = 0 is a slow EMA, f = log c^k - C is that EMA moved along with the CPU, and the past speeds
-show how much of the latest deviation to believe. 0.05 was as good as 0.02 and 0.1 on recorded traces, 0.2 a little
-worse.
-
-Logarithms, because a slower or bigger model, a faster core or another batch size shifts them and changes nothing
-else: "10 % less CPU, 10 % less speed" is the same pair of numbers everywhere. So parameters learnt on one machine are
-a useful start on another, and the forecast is positive by construction.
+show how much of the latest deviation to believe.
 
 Life of a predictor: EMA (alpha 0.2) until there is enough data, 500 rounds from scratch, ``rounds_when_warm`` (5)
 from a warm start; the running means want a few. Then every ``retrain_every`` (100) rounds the last ``window`` (500)
@@ -25,12 +20,10 @@ rank whose CPU was never known stays with EMA.
 
 Cost: O(1) per round, some 10 microseconds. State: about 100 kB at most (the window travels with it).
 
-Differences from the paper: the memory available (Eq. 4's m) is read and not used. Memory does not slow a step until
-it runs out, and then no longer in proportion: a network that was trained while there was enough learns noise by it,
-and predicts five times the true speed when a reading leaves its range (``benchmarks/prediction_worlds.py`` has the
-worlds where memory runs low). Look-back 2 is read as two values of each series; logarithms relative to running means;
-Levenberg-Marquardt for Keras; one predictor per rank in its own process, not all on one server; the check on the newest
-fifth. The shipped parameters come from ``benchmarks/train_narx.py`` and recorded traces of this project.
+Differences from the paper: the memory available (Eq. 4's m) is read and not used. Look-back 2 is read as two values of
+each series; logarithms relative to running means; Levenberg-Marquardt for Keras; one predictor per rank in its own
+process, not all on one server; the check on the newest fifth. The shipped parameters come from
+``benchmarks/train_narx.py`` and recorded traces of this project.
 """
 
 from __future__ import annotations
@@ -48,15 +41,10 @@ from typing import Any, ClassVar, cast
 import numpy as np
 
 from hvd_hetero.kept import Figure, Kept
-from hvd_hetero.prediction.base import Predictor
+from hvd_hetero.prediction.base import Predictor, log_driver
 from hvd_hetero.prediction.narx import neural_network
 from hvd_hetero.prediction.narx.training import Parameters, Trainer
 
-_SMALLEST_DRIVER = 0.01  # a driver of 0 has no logarithm; below 1 % differences mean nothing
-_RATE = 0.05  # of the running means
-_ALPHA = 0.2  # of the EMA that stands in, as in lb-bsp section 5.4
-# ρ of neural_network, arbitrary. Warm: recorded noise let weaker pulls make good parameters worse.
-_PULL_WARM, _PULL_SCRATCH = 100.0, 0.01
 _ROW = neural_network.INPUTS + 2  # inputs, target, and what EMA would have said
 
 
@@ -86,7 +74,8 @@ class _Logarithms(Kept):
         """Take in the logarithm of a round."""
         self.count += 1
         self.latest = [logarithm, *self.latest][: self._length]
-        self.mean += (logarithm - self.mean) * max(1.0 / self.count, _RATE)
+        # 0.05 was as good as 0.02 and 0.1 on recorded traces, 0.2 a little worse.
+        self.mean += (logarithm - self.mean) * max(1.0 / self.count, 0.05)
 
 
 class NARX(Predictor):
@@ -131,7 +120,8 @@ class NARX(Predictor):
                 raise ValueError(f"{option}: must be at least {least} rounds, got {value!r}")
         self._parameters = self._start_of(warm_start)
         self._start = self._parameters or neural_network.start(seed)
-        self._pull = _PULL_WARM if self._parameters else _PULL_SCRATCH
+        # ρ of neural_network, arbitrary. From a warm start, recorded noise let weaker pulls make good parameters worse.
+        self._pull = 100.0 if self._parameters else 0.01
         self._window, self._rounds_when_warm = window, rounds_when_warm
         self._retrain_every, self._trainer = retrain_every, Trainer(background)
         # Ranks of one machine begin at different rounds, so that their trainings rarely fall together.
@@ -171,7 +161,8 @@ class NARX(Predictor):
         if (inputs := self._inputs(log_c)) is not None:
             mean = self._speeds.mean
             self._rows.append((*inputs, log_v - mean, math.log(self._ema) - mean))
-        self._ema = speed if self.rounds == 0 else self._ema + _ALPHA * (speed - self._ema)
+        # With the weight of lb-bsp section 5.4.
+        self._ema = speed if self.rounds == 0 else self._ema + 0.2 * (speed - self._ema)
         self._speeds.add(log_v)
         if not math.isnan(log_c):
             self._cpus.add(log_c)
@@ -186,11 +177,16 @@ class NARX(Predictor):
     def _log_cpu(self, cpu: float) -> float:
         """Return the logarithm of a round's CPU, the last known one if it is not known, NaN if it never was."""
         if not math.isnan(cpu):
-            return math.log(max(cpu, _SMALLEST_DRIVER))
+            return log_driver(cpu)
         return self._cpus.latest[0] if self._cpus.count else math.nan
 
     def _inputs(self, log_c: float) -> tuple[float, ...] | None:
         """Return ``u`` for a round with this CPU; None if the CPU was never known, or after fewer than two speeds."""
+        # Logarithms, because a bigger model, a faster core or another batch size shifts them and changes nothing else:
+        # "10 % less CPU, 10 % less speed" is the same pair of numbers everywhere, so parameters learnt on one machine
+        # are a useful start on another. Without the memory: it does not slow a step until it runs out, and a network
+        # that was trained while there was enough learns noise by it, and predicts five times the true speed when a
+        # reading leaves its range (benchmarks/prediction_worlds.py).
         speeds, cpus = self._speeds, self._cpus
         if len(speeds.latest) < 2 or not cpus.count:
             return None

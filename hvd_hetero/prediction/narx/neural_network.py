@@ -32,7 +32,6 @@ Floats = NDArray[np.float64]
 INPUTS = 4
 HIDDEN = 2
 PARAMETERS = HIDDEN * (INPUTS + 2) + 1
-EARLY_STOP_FALL = 1e-4  # lb-bsp section 4.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +94,6 @@ def fit(
     first = residuals(anchor)
     if not np.isfinite(first).all():
         return FittedNetwork(tuple(anchor.tolist()), math.nan)
-    found = least_squares(
-        residuals, anchor, slopes, method="lm", ftol=EARLY_STOP_FALL, xtol=1e-8, gtol=1e-8, max_nfev=max_steps
-    )
+    # ftol is the fall of the loss at which lb-bsp section 4.2 stops.
+    found = least_squares(residuals, anchor, slopes, method="lm", ftol=1e-4, xtol=1e-8, gtol=1e-8, max_nfev=max_steps)
     return FittedNetwork(tuple(found.x.tolist()), 2.0 * float(found.cost) / len(targets))

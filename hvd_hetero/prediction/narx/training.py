@@ -2,9 +2,7 @@
 
 Trainings queue first come, first served, which is the paper's round robin, since each predictor has one at a time.
 
-Across the processes of one machine nothing is coordinated: ranks on the same cores may train at the same moment. A
-training is a few milliseconds of every hundred rounds, so a lock for all of them would cost more (files that outlive a
-crash, permissions) than it saves. Instead, each process puts its first training off by another number of rounds.
+Across the processes of one machine nothing is coordinated: ranks on the same cores may train at the same moment.
 """
 
 from __future__ import annotations
@@ -20,6 +18,7 @@ from typing import Any
 
 log = logging.getLogger(__name__)
 
+# With 19 the thread would starve while it holds Python's lock.
 NICENESS = 10
 Parameters = tuple[float, ...]
 
@@ -31,7 +30,7 @@ def pool(pid: int) -> ThreadPoolExecutor:
 
 
 def _lower_priority() -> None:
-    """Lower the thread's priority, which Linux keeps for each; with 19 it would starve while it holds Python's lock."""
+    """Lower the thread's priority, which Linux keeps for each."""
     thread = threading.get_native_id()
     with contextlib.suppress(OSError):  # another system, or a sandbox: it trains at full priority
         os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + NICENESS)
@@ -58,6 +57,8 @@ class Trainer:
             self._training = Future()
             self._training.set_result(train(*args))
             return
+        # No lock for all ranks of a machine: a training is a few milliseconds of every hundred rounds, and files that
+        # outlive a crash, and their permissions, would cost more. Each rank begins at another round instead.
         try:
             self._training = pool(self._pid).submit(train, *args)
         except RuntimeError as error:  # no thread is available, or the interpreter is ending

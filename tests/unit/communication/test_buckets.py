@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from hvd_hetero.communication.bucket_sizes import ALONE, BYTES, LEAST, MEMBERS, divide
+from hvd_hetero.communication.bucket_sizes import ALONE, BYTES, MEMBERS, UNDIVIDED_BYTES, divide
 
 
 def sizes_of(seed: int, count: int) -> list[int]:
@@ -17,7 +17,7 @@ def sizes_of(seed: int, count: int) -> list[int]:
 
 def room_of(to_come: int) -> int:
     """Bytes of a bucket that is opened when so many are still to come."""
-    return to_come if to_come // 2 < LEAST else min(BYTES, to_come // 2)
+    return to_come if to_come // 2 < UNDIVIDED_BYTES else min(BYTES, to_come // 2)
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 31, 32, 33, 300])
@@ -59,11 +59,11 @@ def test_large_gradients_go_alone_and_small_ones_between_them_together():
 
 
 def test_equal_small_gradients_halve_what_is_to_come_towards_the_end():
-    size = LEAST // 2
+    size = UNDIVIDED_BYTES // 2
     lengths = [len(bucket) for bucket in divide([size] * 100)]
     assert lengths[:2] == [BYTES // size] * 2
     assert lengths[:-1] == sorted(lengths[:-1], reverse=True)
-    assert LEAST <= lengths[-1] * size < 2 * LEAST, "the rest is not worth dividing"
+    assert UNDIVIDED_BYTES <= lengths[-1] * size < 2 * UNDIVIDED_BYTES, "the rest is not worth dividing"
 
 
 def test_many_tiny_gradients_are_cut_by_their_number():

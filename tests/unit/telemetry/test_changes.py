@@ -85,7 +85,7 @@ def test_a_rank_that_rests_is_warned_of_once_despite_its_trials(caplog):
         planner.learn(FinishedRound(number, 0, planner.plan(), done, 1.0))
     assert planner.plan().samples[2] == 0
     (said,) = (record.getMessage() for record in caplog.records)
-    assert said.startswith("rank 2 rests from round ")
+    assert said.startswith("rank 2 gets no samples from round ")
     assert trials
 
 
