@@ -46,14 +46,15 @@ from hvd_hetero.rounds import RoundTable
 Floats = npt.NDArray[np.float64]
 Ranks = npt.NDArray[np.intp]
 
-_LONGEST = 8  # M
-_TAILS = 4.0  # τ
-_MODEL = 0.01  # σ_0: what a line leaves out of a real step
-_FIRST_NOISE, _LEAST_NOISE, _STEP, _NORMAL = 0.05, 1e-4, 1.1, 0.6745
-_JUMP, _LEAST_JUMP = 5.0, 0.05
-_SAME_DRIVER = 0.05
-_OTHERS = 20.0  # C: four and a half deviations
-_MOST = 60.0  # of L
+_ROUNDS_COMPARED = 8  # M: so long a rank's speed has to stay, for its times to tell of the size
+_TAILS = 4.0  # τ: one strange round does not outweigh two good ones
+_LINE_ERROR = 0.01  # σ_0: what a line leaves out of a real step
+_FIRST_SCATTER, _LEAST_SCATTER = 0.05, 1e-4  # σ: before it is known, and at least
+_STEP, _MEDIAN = 1.1, 0.6745  # how fast σ moves in a round; the median of normal errors, in deviations
+_JUMP, _LEAST_JUMP = 5.0, 0.05  # deviations, and of a time: beyond both, the rank has changed
+_SAME_DRIVER = 0.05  # of a CPU or a memory: with less, a rank counts as it was
+_MOST_FROM_OTHERS = 20.0  # C: four and a half deviations, less than a rank of another kind finds out
+_MOST_EVIDENCE = 60.0  # of L: as much new evidence outweighs all before it
 
 _SHARES = np.concatenate([np.linspace(0.0, 0.9, 19), [0.92, 0.94, 0.96, 0.98, 0.99]])  # φ
 _ODDS = _SHARES / (1.0 - _SHARES)  # β / r
@@ -66,7 +67,7 @@ class FixedCosts(Kept):
     processors may round logarithms differently. What is kept is the evidence of all of them, for any number of ranks.
     """
 
-    KEPT = (Figure("_reference", positive=True), Figure("_before", most=_MOST))
+    KEPT = (Figure("_reference", positive=True), Figure("_before", most=_MOST_EVIDENCE))
 
     def __init__(self, reference: float, workers: int) -> None:
         self.samples = np.zeros(workers)
@@ -75,7 +76,7 @@ class FixedCosts(Kept):
         self._betas = reference * _ODDS
         self._against = np.zeros((workers, len(_SHARES)))  # L
         self._before = np.zeros(len(_SHARES))  # L of a former membership
-        self._noise = np.full(workers, _FIRST_NOISE)  # σ
+        self._noise = np.full(workers, _FIRST_SCATTER)  # σ
         # The rounds since the size changed: the size, the mean of log t, and their number.
         self._size, self._level, self._rounds = np.zeros((3, workers))
         # ℓ and n, in the rounds after a change.
@@ -113,39 +114,39 @@ class FixedCosts(Kept):
             self._learn(size[learns], level[learns], at[learns])
 
         missed = np.abs(level - self._level[at])
-        deviation = self._noise[at] * np.sqrt(1.0 + 1.0 / np.clip(self._rounds[at], 1.0, _LONGEST))
+        deviation = self._noise[at] * np.sqrt(1.0 + 1.0 / np.clip(self._rounds[at], 1.0, _ROUNDS_COMPARED))
         anew = ~known | resized | (missed > np.maximum(_JUMP * deviation, _LEAST_JUMP))
-        step = np.where(anew, 1.0, np.where(missed > _NORMAL * deviation, _STEP, 1.0 / _STEP))
-        self._noise[at] = np.maximum(self._noise[at] * step, _LEAST_NOISE)
+        step = np.where(anew, 1.0, np.where(missed > _MEDIAN * deviation, _STEP, 1.0 / _STEP))
+        self._noise[at] = np.maximum(self._noise[at] * step, _LEAST_SCATTER)
         rounds = self._rounds[at] = np.where(anew, 1.0, self._rounds[at] + 1.0)
-        self._level[at] += (level - self._level[at]) / np.minimum(rounds, _LONGEST)
+        self._level[at] += (level - self._level[at]) / np.minimum(rounds, _ROUNDS_COMPARED)
         self._size[at] = size
-        self._open[at] &= rounds < _LONGEST
+        self._open[at] &= rounds < _ROUNDS_COMPARED
 
     def _open_up(self, at: Ranks) -> None:
         """Begin to compare the φ, because the size has changed."""
         self._forecast[at] = self._level[at, None] - np.log(self._size[at, None] + self._betas)
-        self._counted[at] = np.minimum(self._rounds[at], _LONGEST)
+        self._counted[at] = np.minimum(self._rounds[at], _ROUNDS_COMPARED)
         self._open[at] = True
 
     def _learn(self, size: Floats, level: Floats, at: Ranks) -> None:
-        variance = self._noise[at] ** 2 * (1.0 + 1.0 / self._counted[at]) + _MODEL**2
+        variance = self._noise[at] ** 2 * (1.0 + 1.0 / self._counted[at]) + _LINE_ERROR**2
         missed = level[:, None] - np.log(size[:, None] + self._betas) - self._forecast[at]
         strange = np.abs(missed).min(axis=1) > np.maximum(_JUMP * np.sqrt(variance), _LEAST_JUMP)
         self._open[at[strange]] = False
         if strange.all():
             return
         at, missed, variance = at[~strange], missed[~strange], variance[~strange]
-        counted = self._counted[at] = np.minimum(self._counted[at] + 1.0, _LONGEST)
+        counted = self._counted[at] = np.minimum(self._counted[at] + 1.0, _ROUNDS_COMPARED)
         self._forecast[at] += missed / counted[:, None]
         against = self._against[at] + (_TAILS + 1.0) * np.log1p(missed**2 / (_TAILS * variance[:, None]))
-        self._against[at] = np.minimum(against - against.min(axis=1, keepdims=True), _MOST)
+        self._against[at] = np.minimum(against - against.min(axis=1, keepdims=True), _MOST_EVIDENCE)
         self._judge()
 
     def _judge(self) -> None:
         others = self._before + self._against.sum(axis=0) - self._against
         others -= others.min(axis=1, keepdims=True)
-        others *= _OTHERS / np.maximum(others.max(axis=1, keepdims=True), _OTHERS)
+        others *= _MOST_FROM_OTHERS / np.maximum(others.max(axis=1, keepdims=True), _MOST_FROM_OTHERS)
         against = self._against + others
         likely = np.exp(-0.5 * (against - against.min(axis=1, keepdims=True)))
         likely /= likely.sum(axis=1, keepdims=True)
@@ -155,7 +156,7 @@ class FixedCosts(Kept):
     def state_dict(self) -> dict[str, Any]:
         """Return the evidence of all ranks together, as plain data."""
         against = self._before + self._against.sum(axis=0)
-        return super().state_dict() | {"before": np.minimum(against - against.min(), _MOST).tolist()}
+        return super().state_dict() | {"before": np.minimum(against - against.min(), _MOST_EVIDENCE).tolist()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from that evidence, also with other ranks and another reference; forget what was learned here."""

@@ -29,7 +29,7 @@ from hvd_hetero.rounds import RoundPlan
 
 Floats = npt.NDArray[np.float64]
 
-_SOUGHT = (
+_SEARCHES = (
     4  # times, where other shares make other numbers of micro-batches; once: rounds 5 % longer where memory bounds most
 )
 
@@ -118,7 +118,7 @@ class AffineCosts:
         if len(rates) < 2 or total < self._minimum * len(rates) or total % self._step:  # of another minimum or multiple
             return plan
         found, best, upper = plan, plan, np.full(len(held), plan.total)
-        for _ in range(_SOUGHT):
+        for _ in range(_SEARCHES):
             heads = self._heads(found)
             shares = held.copy()
             shares[known] = self._best(total, rates, heads[known], upper[known])

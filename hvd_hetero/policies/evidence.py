@@ -27,10 +27,10 @@ from hvd_hetero.rounds import RoundPlan, RoundTable
 
 Floats = npt.NDArray[np.float64]
 
-_FIRST, _LEAST, _MOST = 0.1, 1e-4, 1.0  # σ
-_STEP, _NORMAL = 1.1, 0.6745
-_DOUBT = 2.0 / 3.0
-_REACH = 4.0 / 3.0
+_FIRST_SCATTER, _LEAST_SCATTER, _MOST_SCATTER = 0.1, 1e-4, 1.0  # σ: before it is known, and its limits
+_STEP, _MEDIAN = 1.1, 0.6745  # how fast σ moves in a round; the median of normal errors, in deviations
+_DOUBT_PER_SCATTER = 2.0 / 3.0  # two standard errors of a forecast, each a third of what rounds scatter
+_REACH_OF_SIZES = 4.0 / 3.0  # times the sizes measured: beyond them a line is not known to hold
 
 
 class Evidence(Kept):
@@ -40,7 +40,7 @@ class Evidence(Kept):
     """
 
     KEPT = (
-        Figure("_scatter", least=_LEAST, most=_MOST),
+        Figure("_scatter", least=_LEAST_SCATTER, most=_MOST_SCATTER),
         Figure("_forecast", positive=True, unknown=math.nan),
         Figure("_least", positive=True, unknown=math.inf),
         Figure("_most"),
@@ -48,7 +48,7 @@ class Evidence(Kept):
 
     def __init__(self, workers: int, typical_size: float, step: int = 1) -> None:
         self._typical_size, self._step = typical_size, step
-        self._scatter = np.full(workers, _FIRST)
+        self._scatter = np.full(workers, _FIRST_SCATTER)
         self._forecast = np.full(workers, np.nan)
         self._least, self._most = np.full(workers, math.inf), np.zeros(workers)
 
@@ -60,8 +60,8 @@ class Evidence(Kept):
         size, busy_s = samples / np.maximum(cuts, 1.0), np.where(told, table.busy_s, math.nan)
         measured = (samples + cuts * fixed) / (1.0 + fixed / self._typical_size) / busy_s
         missed = np.abs(measured / self._forecast - 1.0)  # NaN where one of them is not known
-        step = np.where(missed > _NORMAL * self._scatter, _STEP, np.where(np.isnan(missed), 1.0, 1.0 / _STEP))
-        self._scatter = np.clip(self._scatter * step, _LEAST, _MOST)
+        step = np.where(missed > _MEDIAN * self._scatter, _STEP, np.where(np.isnan(missed), 1.0, 1.0 / _STEP))
+        self._scatter = np.clip(self._scatter * step, _LEAST_SCATTER, _MOST_SCATTER)
         self._forecast = np.where(forecast > 0.0, forecast, math.nan)
         self._least = np.where(told, np.minimum(self._least, size), self._least)
         self._most = np.where(told, np.maximum(self._most, size), self._most)
@@ -69,14 +69,14 @@ class Evidence(Kept):
     def sure(self, fixed: Floats) -> Floats:
         """Return the share of each rank's time that is beyond doubt."""
         amplified = 0.5 + 0.5 * fixed / (fixed + self._typical_size)
-        sure: Floats = np.maximum(1.0 - _DOUBT * amplified * self._scatter, 0.5)
+        sure: Floats = np.maximum(1.0 - _DOUBT_PER_SCATTER * amplified * self._scatter, 0.5)
         return sure
 
     def reach(self, plan: RoundPlan, wanted: RoundPlan) -> float:
         """Return how much of the way to the wanted shares the measurements go, from 0 to 1."""
         cuts, held = np.maximum(wanted.cuts, 1), plan.shares
-        most = np.maximum(np.floor(self._most * _REACH) * cuts, self._most * cuts + self._step)
-        least = np.minimum(np.ceil(self._least / _REACH) * cuts, self._least * cuts - self._step)
+        most = np.maximum(np.floor(self._most * _REACH_OF_SIZES) * cuts, self._most * cuts + self._step)
+        least = np.minimum(np.ceil(self._least / _REACH_OF_SIZES) * cuts, self._least * cuts - self._step)
         # A rank's present share bounds these, too: else the number of its micro-batches could never change.
         beyond = np.maximum(wanted.shares - np.maximum(most, held), 0.0)
         beyond += np.maximum(np.minimum(least, held) - wanted.shares, 0.0)

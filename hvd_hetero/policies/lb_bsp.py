@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from hvd_hetero.measurement.device_profile import DeviceProfile
     from hvd_hetero.policies.device_shares import DeviceShares
 
-_BACK = 2 / 3  # of the tolerance, where equal shares return; with all of it, noise would switch back and forth
-_WORTH = 8.0  # times what a split saves of a round: how far equal shares may change; proportional costs take 1
-_TOO_FAR = 1.5  # times that: where a split goes back (arbitrary)
+_RETURNS_BELOW = 2 / 3  # of the tolerance equal shares return; at all of it, noise would switch to and fro
+_DEPARTURE_PER_GAIN = 8.0  # of an equal share, for a round that is saved; where b = 0, 1 would do
+_TAKEN_BACK_BEYOND = 1.5  # times that; at 1, a split would follow every forecast of the gain
 
 
 class LBBSP(Policy):
@@ -212,13 +212,13 @@ class LBBSP(Policy):
         if plan.samples == equal.samples:
             if costs.near_best(equal, self.tolerance, sure):
                 return plan
-        elif costs.near_best(equal, _BACK * self.tolerance):
+        elif costs.near_best(equal, _RETURNS_BELOW * self.tolerance):
             return equal
-        too_far = _departure(plan, equal) > _TOO_FAR * _WORTH * costs.gain(equal)
+        too_far = _departure(plan, equal) > _TAKEN_BACK_BEYOND * _DEPARTURE_PER_GAIN * costs.gain(equal)
         if not too_far and costs.near_best(plan, self.tolerance, sure):
             return plan
         wanted = costs.divided(plan, self.max_micro_batch, limits)
-        worth = _WORTH * costs.gain(equal, sure)
+        worth = _DEPARTURE_PER_GAIN * costs.gain(equal, sure)
         if (departs := _departure(wanted, equal)) > worth:
             wanted = self._cut(costs.between(equal, wanted, worth / departs), limits)
         if not too_far and costs.latest_s(wanted) >= costs.latest_s(plan, sure) * (1.0 - self.tolerance):

@@ -26,10 +26,10 @@ import numpy.typing as npt
 
 from hvd_hetero.policies.affine_shares import AffineCosts, Floats
 
-_WORTH = 0.01  # ε
-_LEAST_ROUNDS = 20  # K
-_FOR_TRIALS = 0.002  # c
-_IN_DOUBT = 8.0
+_LEAST_GAIN = 0.01  # ε: less is not seen in measurements
+_LEAST_REST = 20  # K: rounds between two trials of a rank, however cheap they are
+_TRIAL_SHARE = 0.002  # c: of all time, a fifth of the gain for which a rank rests
+_LONGER_IN_DOUBT = 8.0  # times as many rounds: without β a trial may take as much longer
 
 
 class Resting:
@@ -48,7 +48,7 @@ class Resting:
             return list(self._rounds)
         alone_s = (self._least + fixed) / (speeds * (1.0 + fixed / self._typical_size))
         awake.sort(key=lambda rank: (-float(alone_s[rank]), rank))
-        best, least_s = 0, (1.0 - _WORTH) * self._soonest_s(total, speeds[awake], fixed[awake])
+        best, least_s = 0, (1.0 - _LEAST_GAIN) * self._soonest_s(total, speeds[awake], fixed[awake])
         for left_out, slowest in enumerate(awake[:-1], start=1):
             if alone_s[slowest] <= least_s:
                 break  # no round is as long as it is for this rank's sake
@@ -56,8 +56,8 @@ class Resting:
             if without_s < least_s:
                 best, least_s = left_out, without_s
         for rank in awake[:best]:
-            rounds = (alone_s[rank] / least_s - 1.0) / _FOR_TRIALS * (1.0 if fixed[rank] else _IN_DOUBT)
-            self._rounds[rank] = max(_LEAST_ROUNDS, math.ceil(rounds))
+            rounds = (alone_s[rank] / least_s - 1.0) / _TRIAL_SHARE * (1.0 if fixed[rank] else _LONGER_IN_DOUBT)
+            self._rounds[rank] = max(_LEAST_REST, math.ceil(rounds))
         return list(self._rounds)
 
     def due(self) -> int | None:
@@ -66,7 +66,7 @@ class Resting:
         if not due:
             return None
         tried = min(due, key=self._rounds.__getitem__)
-        self._rounds[tried] = _LEAST_ROUNDS  # its times come some rounds later
+        self._rounds[tried] = _LEAST_REST  # its times come some rounds later
         return tried
 
     def _soonest_s(self, total: int, speeds: Floats, fixed: Floats) -> float:
