@@ -114,16 +114,16 @@ def test_the_example_that_keeps_its_reducer_learns_and_gives_a_slow_rank_less(la
 
 
 @pytest.mark.parametrize(
-    ("example", "samples", "epochs"),
+    ("example", "samples"),
     [
-        ("torch_lightning.py", 128, 2), ("torch_accelerate.py", 128, 2), ("torch_transformers.py", 32, 3),
-        ("torch_text.py", 64, 2), ("trainer_text.py", 64, 2),
+        ("torch_lightning.py", 128), ("torch_accelerate.py", 128), ("torch_transformers.py", 32),
+        ("torch_text.py", 64), ("trainer_text.py", 64),
     ],
 )  # fmt: skip
-def test_under_other_peoples_trainers_and_models_it_learns_and_gives_a_slow_rank_less(launch, example, samples, epochs):
-    told = learnt(launch, example, "torch", "--epochs", epochs)
-    assert len(told) == epochs
-    assert told[-1][0] > 0.5  # chance is 0.1
+def test_under_other_peoples_trainers_and_models_it_learns_and_gives_a_slow_rank_less(launch, example, samples):
+    told = learnt(launch, example, "torch", "--epochs", 3)
+    assert len(told) == 3
+    assert told[-1][0] > 0.6  # chance is 0.1
     assert sum(told[-1][1:]) == samples
 
 
