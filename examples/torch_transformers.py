@@ -85,6 +85,7 @@ def main() -> None:
             directory, num_train_epochs=options.epochs, learning_rate=1e-3, warmup_steps=10, max_grad_norm=1.0,
             use_cpu=not torch.cuda.is_available(), save_strategy="no", report_to=[], disable_tqdm=True,
             logging_strategy="no", remove_unused_columns=False, gradient_accumulation_steps=options.accumulate,
+            per_device_train_batch_size=32,  # what a rank's memory holds; its share is what it can finish in time
         )  # fmt: skip
         torch.set_num_threads(1)
         torch.manual_seed(0)

@@ -36,11 +36,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from hvd_hetero.bounds import NO_BOUND
 from hvd_hetero.checks import require_version
 from hvd_hetero.communication.wire import Signals
 from hvd_hetero.consistency import Agreement, require_finite
 from hvd_hetero.errors import HeteroError, RoundStateError
 from hvd_hetero.measurement.hindrances import HindranceMeter
+from hvd_hetero.measurement.memory_errors import DONE_IN_PARTS
 from hvd_hetero.measurement.readings import ResourceMeter
 from hvd_hetero.measurement.speed_meter import SpeedMeter
 from hvd_hetero.planner import Planner
@@ -56,7 +58,7 @@ WEIGHS_NOTHING = (
     "weight_of gave 0 for every batch of round {} (or masks hid all of it), on all ranks. A round needs a positive "
     "weight, since its gradient is a weighted mean. Raise global_batch, or leave out the samples of weight 0"
 )
-_STATE_VERSION = 7
+_STATE_VERSION = 8
 
 
 class _State(enum.Enum):
@@ -113,8 +115,9 @@ class Balancer:
         readings: ResourceMeter | None = None,
         hindrances: HindranceMeter | None = None,
         observer: Callable[[FinishedRound], None] | None = None,
+        devices: Sequence[str] = (),
     ) -> None:
-        self.planner = Planner(policy, workers, global_batch, logs=rank == 0)
+        self.planner = Planner(policy, workers, global_batch, logs=rank == 0, devices=devices)
         self.rank = rank
         self.signals: Signals | None = None
         """The channel that ends rounds early, for policies whose rounds end when the first rank is done."""
@@ -128,6 +131,7 @@ class Balancer:
             self.policy.predictor(), clock, readings, self.planner.typical_size, hindrances,
             profile=self.policy.profile(), weighs_fixed_cost=self.planner.fixed_costs is not None,
         )  # fmt: skip
+        self._take_bound()
         self.gradient = GradientWeight()
         self._state = _State.AGREED
         self._work = MicroBatch(self.plan(), 0)
@@ -141,6 +145,15 @@ class Balancer:
     def policy(self) -> Policy:
         """The policy of this training."""
         return self.planner.policy
+
+    def bound(self, bounds: Sequence[int]) -> None:
+        """Let each rank's micro-batches hold at most so many samples; before the first round, alike on all ranks."""
+        self.planner.bound(bounds)
+        self._take_bound()
+
+    def _take_bound(self) -> None:
+        mine = int(self.planner.room.said[self.rank])
+        self.meter.memory.said = mine if mine < NO_BOUND else 0
 
     @property
     def workers(self) -> int:
@@ -221,6 +234,7 @@ class Balancer:
         self.gradient.begin(work, first=not self.meter.round.micro_batches)
         self._state = _State.COMPUTING
         self.meter.begin(input_s)
+        self.meter.memory.begin(self.meter.learner.work_of(work))
 
     def weigh(self, weight: float) -> None:
         """Set the weight of the current micro-batch's gradient, where it is known only after the batch has begun."""
@@ -272,7 +286,17 @@ class Balancer:
             self._reset_round()
         else:
             self._state = _State.PAUSED  # also of the first: the round goes on
-        return max(int(self.meter.failed(math.ceil(size * each), cramped=cramped) / each), 1)
+        parts = max(int(self.meter.failed(math.ceil(size * each), cramped=cramped) / each), 1)
+        logger.warning(DONE_IN_PARTS, self.rounds, self.rank, size, parts, self.meter.limit)
+        return parts
+
+    def not_done_again(self, when: str) -> HeteroError:
+        """Return the error of this rank, which has run out of memory while its work cannot be done again."""
+        round, line = self.rounds - (not self.in_round), self.meter.memory.line
+        return HeteroError(
+            f"round {round}: rank {self.rank} ran out of memory {when}; set max_micro_batch of the policy below "
+            f"{self._work.samples}, or free memory{line and '. A micro-batch of x samples takes '}{line}"
+        )
 
     def report(
         self,

@@ -71,10 +71,16 @@ COLUMNS: dict[str, Column] = {
     ),
     "limit": Column(
         "samples",
-        "the largest micro-batch that the rank's memory is known to allow, with headroom; 0: none has failed",
+        "the largest micro-batch that the rank may do: as said, as memory is known to allow, with headroom "
+        "([memory](memory.md)); 0: any",
         "sometimes",
         whole=True,
     ),
+    "memory_base_mib": Column(
+        "MiB", "p0 of the line p0 + s x through the peaks of micro-batches of x samples; 0: not known", "sometimes"
+    ),
+    "memory_slope_mib": Column("MiB", "s, of each sample; 0: not known", "sometimes"),
+    "memory_peak_mib": Column("MiB", "the peak of the largest micro-batch measured; 0: not known", "sometimes"),
     "slope_s": Column(
         "s", '`LBBSP(device="gpu")`: seconds per sample beyond saturation; 0: not known yet', "sometimes"
     ),

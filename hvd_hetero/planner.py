@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hvd_hetero.bounds import NO_BOUND, Room, bounds_array, bounds_of_ranks
 from hvd_hetero.errors import RoundStateError
 from hvd_hetero.kept import Kept
 from hvd_hetero.measurement.anticipation import Anticipation
@@ -34,13 +35,23 @@ if TYPE_CHECKING:
 
 
 class Planner(Kept):
-    """The plans of one training. ``logs``: say in the log which ranks' speeds are not believed, and what changes."""
+    """The plans of one training.
+
+    ``logs``: say in the log which ranks' speeds are not believed, and what changes. ``devices``: the ranks', by name.
+    """
 
     PARTS = ("noise", "goodput", "anticipation", "fixed_costs")
 
-    def __init__(self, policy: Policy, workers: int, global_batch: int | Goodput, *, logs: bool = False) -> None:
+    def __init__(
+        self, policy: Policy, workers: int, global_batch: int | Goodput, *, logs: bool = False,
+        devices: Sequence[str] = (),
+    ) -> None:  # fmt: skip
         # What it learns belongs to this training, and users may begin another one with it.
         policy = copy.deepcopy(policy)
+        said = getattr(policy, "max_micro_batch", None)
+        if said is not None:
+            said = policy.max_micro_batch = bounds_of_ranks("max_micro_batch", said, workers, devices)  # type: ignore[attr-defined]
+        self.room = Room(bounds_array(said, workers))
         self.goodput: Goodput | None = None
         """What adapts the global batch; None: it stays."""
         self.rate_factor = 1.0
@@ -63,7 +74,6 @@ class Planner(Kept):
                 f"for {workers} ranks; raise global_batch or launch fewer ranks"
             )
         self.policy = policy
-        self.workers = workers
         self.global_batch = int(global_batch)
         self.noise = GradientNoise()
         self.epoch_samples = math.inf
@@ -83,6 +93,34 @@ class Planner(Kept):
     def typical_size(self) -> float:
         """The size of micro-batches that the ranks' speeds refer to."""
         return self._begins.typical_size
+
+    @property
+    def workers(self) -> int:
+        """How many ranks there are."""
+        return self._begins.workers
+
+    def bound(self, bounds: Sequence[int]) -> None:
+        """Let each rank's micro-batches hold at most so many samples; before the first round."""
+        self.room = self.room._replace(said=bounds_array(bounds, self.workers))
+        if (self.room.said < NO_BOUND).any():
+            self.policy.max_micro_batch = tuple(bounds)  # type: ignore[attr-defined]
+
+    def keep_in_step(self, micro_batches: int, *, exactly: bool = True) -> None:
+        """All ranks do equally many micro-batches from now on, so many at least: shares keep to what these hold."""
+        self.room = self.room._replace(least=micro_batches, exactly=exactly)
+        if exactly and (lack := self.room.lack(self.global_batch)):
+            raise ValueError(lack)
+        multiple = self.policy.multiple_of
+        self._plans = deque(self.room.bounded(plan, multiple_of=multiple) for plan in self._plans)
+
+    def begin_by_memory(self, sizes: Sequence[float]) -> None:
+        """Begin with shares in proportion to the devices' memory, on ranks where these are less than planned."""
+        plan = self._plans[0]
+        if self.rounds == 0 and self.policy.measures and min(sizes) > 0.0:
+            whole = math.fsum(sizes)
+            most = np.array([max(math.ceil(plan.total * size / whole), self.policy.minimum) for size in sizes])
+            capped = plan.capped(np.where(most < plan.shares, most, NO_BOUND), multiple_of=self.policy.multiple_of)
+            self._plans = deque([capped] * len(self._plans))
 
     @property
     def keeps_total(self) -> bool:
@@ -167,9 +205,13 @@ class Planner(Kept):
         if self.fixed_costs is not None:
             self.fixed_costs.learn(finished.table, short=short)
         plan = self.policy.next(self._plans[-1], believed)
-        plan = plan.within(finished.table.column("limit"))
+        learned = bounds_array(finished.table.column("limit"), self.workers)
+        plan = plan.within(learned)
         if self.goodput is not None:
-            plan = self.goodput.reconsider(self.policy, plan, believed.table, self.noise, self.typical_size)
+            other = self.goodput.reconsider(self.policy, plan, believed.table, self.noise, self.typical_size)
+            plan = other if other.total <= max(self.room.most, plan.total) else plan
+        heads = finished.table.column("fixed_samples")
+        plan = self.room.bounded(plan, learned, heads, self.policy.multiple_of)
         if self._said_to_rest is not None:
             log_change(self.rounds + self.lead, self._plans[-1], plan, believed.table)
             if self.policy.may_rest:

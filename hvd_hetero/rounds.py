@@ -82,10 +82,12 @@ class RoundPlan:
             object.__setattr__(self, name, value)
 
     @classmethod
-    def of(cls, samples: Sequence[int] | npt.NDArray[np.int64], micro_batch: int | None = None) -> RoundPlan:
+    def of(
+        cls, samples: Sequence[int] | npt.NDArray[np.int64], micro_batch: int | Sequence[int] | None = None
+    ) -> RoundPlan:
         """Return the plan with these samples per rank, in micro-batches of at most ``micro_batch`` (None: one each)."""
         counts = np.asarray(samples)
-        largest = micro_batch or int(counts.max(initial=0)) or 1
+        largest = np.asarray(micro_batch or int(counts.max(initial=0)) or 1)
         return cls(tuple(counts.tolist()), tuple((-(-counts // largest)).tolist()))
 
     @property
@@ -147,20 +149,24 @@ class RoundPlan:
         few = total < busy.sum()
         return tuple(proportional(self.samples, total, minimum=0 if few else busy).tolist())
 
-    def in_step(self, least: int = 1, largest: int = 0) -> RoundPlan:
+    def in_step(self, least: int = 1, largest: npt.ArrayLike = 0) -> RoundPlan:
         """Return the same samples in equally many micro-batches on all ranks, at least ``least``, none empty.
 
-        No micro-batch holds more than ``largest`` samples (0: any number). Shares that are too small for so many
-        micro-batches are raised. Where the round has too few samples for that, shares become equal, and a micro-batch
-        may hold one sample more.
+        No micro-batch holds more than ``largest`` samples (0: any number), one number or one per rank. Shares that are
+        too small for so many micro-batches are raised. Where the round has too few samples for that, shares become
+        equal, and a micro-batch may hold one sample more.
         """
-        samples, count = self.samples, max(least, -(-max(self.samples) // largest) if largest else 1)
+
+        def needed(samples: tuple[int, ...]) -> int:
+            return max(RoundPlan.of(samples).within(largest).micro_batches)
+
+        samples, count = self.samples, max(least, needed(self.samples))
         if min(samples) < count:
             if count * self.workers <= self.total:
                 samples = self._divide(self.total, count, 1)
             else:
                 samples = tuple(proportional(np.ones(self.workers), self.total, minimum=0).tolist())
-            count = max(least, min(-(-max(samples) // largest) if largest else 1, *samples))
+            count = max(least, min(needed(samples), *samples))
         micro_batches = (count,) * self.workers
         same = samples is self.samples and micro_batches == self.micro_batches  # as it is in most rounds
         return self if same else replace(self, samples=samples, micro_batches=micro_batches)
@@ -185,6 +191,29 @@ class RoundPlan:
         largest = np.asarray(limits, dtype=np.int64)
         cut = np.where(largest > 0, np.maximum(self.cuts, -(-self.shares // np.maximum(largest, 1))), self.cuts)
         return self if (cut == self.cuts).all() else replace(self, micro_batches=tuple(cut.tolist()))
+
+    def capped(
+        self, most: npt.NDArray[np.int64], heads: npt.NDArray[np.float64] | float = 0.0, multiple_of: int = 1
+    ) -> RoundPlan:
+        """Return the plan in which no rank has more than ``most`` samples, and the others take the rest.
+
+        They take it in proportion to what they have and ``heads``, the samples that their fixed cost is worth: ranks
+        that would have ended together still do. If all together hold fewer, shares are in proportion to ``most``.
+        """
+        if (self.shares <= most).all():
+            return self
+        step = 1 if self.total % multiple_of else multiple_of
+        whole = most // step * step
+        if whole.sum() < self.total:
+            shares = proportional(most, self.total, minimum=np.minimum(self.shares, 1))
+        else:
+            shares = np.minimum(self.shares, whole) // step * step
+            while left := self.total - int(shares.sum()):
+                room = whole - shares
+                more = proportional(np.where(room > 0, self.shares + heads, 0.0), left, minimum=0, multiple_of=step)
+                shares = shares + np.minimum(more, room)
+        cuts = np.clip(self.cuts, np.minimum(shares, 1), shares)
+        return replace(self, samples=tuple(shares.tolist()), micro_batches=tuple(cuts.tolist()))
 
     def fingerprint(self, data: int = 0) -> int:
         """Return 24 bits that differ for other plans, and for another 32-bit checksum of the data they cut."""

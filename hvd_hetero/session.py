@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from hvd_hetero.balancer import Balancer
+from hvd_hetero.bounds import require_same_bounds
 from hvd_hetero.checks import integer
 from hvd_hetero.communication.wire import SharesSignals, Wire
 from hvd_hetero.measurement.hindrances import HindranceMeter
@@ -37,7 +38,8 @@ class Session:
     ``waits_in`` and ``waits_at_the_end_in`` are the beginnings of names of modules in which a thread waits for other
     ranks: anywhere, and once its row of the table has left. The wire gives up on a silent rank after ``gives_up_s``
     (None: Horovod's, see ``hvd_hetero.watchdog``). Ranks that are threads of one process have a ``crew``,
-    which carries their signals; no watchdog looks after them, for it would end the process of them all.
+    which carries their signals; no watchdog looks after them, for it would end the process of them all. ``device`` is
+    the name of this rank's device, and the size of its memory in bytes (0: not known).
     """
 
     goes_on: ClassVar[bool] = False
@@ -60,21 +62,33 @@ class Session:
         waits_at_the_end_in: Sequence[str] = (),
         gives_up_s: float | None = None,
         crew: SharesSignals | None = None,
+        device: tuple[str, float] = ("", 0.0),
     ) -> None:
         if not isinstance(patience, Patience | None):
             raise TypeError(
                 f"patience must be a Patience, got {patience!r}; write patience=hvd_hetero.watchdog.Patience(warn=30)"
             )
         patience = Patience.of_environment() if patience is None else patience
+        policy, sizes = resolve_policy(policy), [device[1]] * workers
+        self.devices = [device[0]] * workers
+        """The names of the ranks' devices; empty where they have none."""
+        if wire is not None and workers > 1:
+            said = getattr(policy, "max_micro_batch", None)
+            told = wire.allgather_object((*device, said), name="hetero.devices")
+            names, sizes, bounds = map(list, zip(*told, strict=True))
+            self.devices = names
+            require_same_bounds("max_micro_batch", bounds, "give max_micro_batch=[…], with one bound for each rank")
         self.balancer = Balancer(
-            resolve_policy(policy),
+            policy,
             rank,
             workers,
             global_batch,
             clock=time.perf_counter,
             readings=ResourceMeter(clock=time.perf_counter),
             hindrances=HindranceMeter(clock=time.perf_counter),
+            devices=self.devices,
         )
+        self.balancer.planner.begin_by_memory(sizes)
         self.policy = self.balancer.policy
         mixing = None
         if sync != "allreduce":
@@ -170,6 +184,11 @@ class Session:
         """Put the seconds of a recovery into the record of the round that ends, the first one after it."""
         if self.balancer.observer is not None:
             self._recorder.recovered_s = recovered_s
+
+    def end_others(self, text: str) -> None:
+        """End all other ranks with this message: they would wait for this one, which cannot go on."""
+        if self._watchdog is not None and "HOROVOD_ELASTIC" not in os.environ:  # where others go on without it
+            self._watchdog.end_others(text)
 
     def close(self) -> None:
         """Finish the telemetry and the watchdog. Done by itself when the process ends."""

@@ -9,6 +9,7 @@ from typing import Any, Literal, cast
 import numpy as np
 import tensorflow as tf
 
+from hvd_hetero.bounds import Said, bounds_of_ranks
 from hvd_hetero.checks import integer
 from hvd_hetero.data.permutation import SharedPermutation
 from hvd_hetero.data.same_data import marks_of
@@ -36,7 +37,7 @@ def resize_batches(
     check_data: bool = True,
     weight_of: Callable[..., Any] | None = None,
     cost_of: CostOf | None = None,
-    max_micro_batch_cost: float | None = None,
+    max_micro_batch_cost: Said = None,
 ) -> BalancedDataset:
     """Return batches for ``fit`` whose sizes follow the plan; their batch dimension is None, so nothing retraces.
 
@@ -87,8 +88,9 @@ def resize_batches(
         stream, a function of a sample's components, ``lambda x, y: tf.size(x)``. A round's samples are then divided by
         what they cost instead of by number. For "lb-bsp", "bsp" and ``StaticAllocation``.
     max_micro_batch_cost
-        The largest number of samples times the greatest ``cost_of`` among them that memory allows in a micro-batch. A
-        rank's share is divided into as many micro-batches as that needs, with samples of similar cost put together.
+        The largest number of samples times the greatest ``cost_of`` among them that memory allows in a micro-batch, for
+        all ranks, or a list with one for each. A rank's share is divided into as many micro-batches as that needs, with
+        samples of similar cost put together.
     """
     if not isinstance(balance, LoadBalance):
         raise TypeError(f"balance must be a LoadBalance, got {balance!r}; write resize_batches((x, y), balance)")
@@ -104,10 +106,9 @@ def resize_batches(
     def rounds_of(order: SampleOrder, batch_of: Callable[[Any], Any], **options: Any) -> RoundQueue:
         if cost_of is not None:
             costs = (lambda sample: sample[-1]) if is_stream and callable(cost_of) else cost_of
+            largest = bounds_of_ranks("max_micro_batch_cost", max_micro_batch_cost, balancer.workers)
             fit, length = balancer.meter.learner.learns_costs(), None if is_stream else order.size
-            order.costs = SampleCosts.of(
-                costs, session.policy, fit, length, max_micro_batch_cost, shared=stream != "shard"
-            )
+            order.costs = SampleCosts.of(costs, session.policy, fit, length, largest, shared=stream != "shard")
         cuts = max_micro_batch_cost is not None
         return RoundQueue(order, balancer, batch_of, weight_of=weight_of, cuts=cuts, **options)
 

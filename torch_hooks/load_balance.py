@@ -11,6 +11,7 @@ import torch
 
 from hvd_hetero.checks import integer
 from hvd_hetero.errors import RoundStateError
+from hvd_hetero.measurement.memory import SHARE, CudaGauge
 from hvd_hetero.policies.bsp import BSP
 from hvd_hetero.policies.policy import Policy
 from hvd_hetero.rounds import MicroBatch
@@ -49,6 +50,9 @@ class LoadBalance(Face):
         If False, NaN or an infinity in some rank's gradient (on a CPU) stops all ranks before the update, with an error
         that names the rank. Updates that a gradient scaler skips are no error. Beside a reducer of your own it is the
         loss that is looked at, and the ranks stop some rounds later.
+    memory
+        The share of a CUDA device's free memory that the plugin's larger batches may fill. What a batch takes is
+        measured, and batches stay within the bound that follows (docs/memory.md). 0: nothing is measured.
     telemetry
         Where rank 0 writes one JSON line per round (``docs/telemetry.md``): a path, or
         ``hvd_hetero.telemetry.Telemetry(path, every=…)`` to write every k-th round.
@@ -74,6 +78,7 @@ class LoadBalance(Face):
         sync: str | Mixing = "allreduce",
         reducer: Reducer = "mean",
         allow_nan: bool = False,
+        memory: float = SHARE,
         telemetry: str | os.PathLike[str] | Telemetry | None = None,
         progress: bool = False,
         patience: Patience | None = None,
@@ -89,12 +94,16 @@ class LoadBalance(Face):
                 f"reducer must be 'mean' or 'sum', got {reducer!r}; DistributedDataParallel, fully_shard and "
                 "hvd.DistributedOptimizer take the mean unless told otherwise"
             )
+        if not 0.0 <= memory <= 1.0:
+            raise ValueError(f"memory must be a share from 0 to 1, got {memory!r}; {SHARE} leaves a tenth free")
         wire = wire_here() if wire is None else wire
         self._session = TorchSession(
             policy, wire, global_batch, telemetry, reducer=reducer, progress=progress, sync=sync, allow_nan=allow_nan,
             patience=patience,
         )  # fmt: skip
         self._patience = patience
+        if memory and torch.cuda.is_available():
+            self._session.meter.memory.gauge, self._session.meter.memory.share = CudaGauge(torch.cuda), memory
 
     @property
     def round_complete(self) -> bool:
@@ -191,6 +200,8 @@ class LoadBalance(Face):
         self._session.require_first("balance.batch()")
         self._session.trains_here()
         self._session.require_reducer()
+        if self._session.beside is not None:
+            self._session.balancer.planner.keep_in_step(1)
         self._session.leave_body()
         self._session.closed = nothing
         samples = self.batch_size if samples is None else samples
@@ -224,14 +235,13 @@ class LoadBalance(Face):
         The loader then yields the same samples in parts, and the plans keep to what fits, with headroom, from the next
         round on. For batches of a ``BalancedLoader``. The body must do all of its work with a batch inside the block,
         and, up to ``optimizer.step()``, nothing that cannot be done twice. While micro-batches are accumulated, it
-        costs a copy of the gradients. More in ``docs/gpu.md``.
+        costs a copy of the gradients. Beside a reducer of your own the body ends early for a part whose gradient is not
+        reduced yet, behind its backward pass; what runs out of memory where a collective may have begun (FSDP2, and the
+        backward pass that reduces) ends all ranks with an error. More in ``docs/memory.md``.
         """
-        if self._session.beside is not None:
-            raise ValueError(
-                "a batch is not done again beside a reducer of your own, which may have sent part of its gradient; set "
-                "max_micro_batch of the policy, or use a DistributedOptimizer"
-            )
-        return self._session.shortage.survived([each._gathered for each in self._session.optimizers])
+        session = self._session
+        own = [each._gathered for each in session.optimizers]
+        return session.shortage.survived(own if session.beside is None else [session.beside])
 
     def state_dict(self) -> dict[str, Any]:
         """Plans, policy and every rank's predictor, as plain data; a collective call, alike on all ranks.

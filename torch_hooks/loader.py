@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from torch.utils.data import Dataset, IterableDataset
 
+from hvd_hetero.bounds import Said, bounds_of_ranks, require_same_bounds
 from hvd_hetero.checks import integer
 from hvd_hetero.data.cutter import Cutter
 from hvd_hetero.data.sample_costs import NO_COSTS, CostOf, SampleCosts
@@ -88,10 +89,10 @@ class BalancedLoader:
         stream: of a sample), such as its length. A round's samples are then divided by what they cost instead of by
         number. How time depends on these numbers is measured. For "lb-bsp", "bsp" and ``StaticAllocation``.
     max_micro_batch_cost
-        The number of a micro-batch's samples times the greatest ``cost_of`` among them that memory allows. A rank's
-        share is cut into as many micro-batches as that needs, with samples of similar cost put together. Beside a
-        reducer of your own all ranks do equally many; in a round with too few samples for that one may hold a sample
-        more.
+        The number of a micro-batch's samples times the greatest ``cost_of`` among them that memory allows: for all
+        ranks, a list with one for each, or a dict by the names of devices. A rank's share is cut into as many
+        micro-batches as that needs, with samples of similar cost put together. Beside a reducer of your own all ranks
+        do equally many; in a round with too few samples for that one may hold a sample more.
     collate_fn, num_workers, prefetch_factor, loader_options
         As in ``DataLoader``. Of a stream, worker processes read samples and the main process collates them.
     """
@@ -113,7 +114,7 @@ class BalancedLoader:
         rounds_per_epoch: int | None = None,
         weight_of: Callable[[Any], float] | None = None,
         cost_of: CostOf | None = None,
-        max_micro_batch_cost: float | None = None,
+        max_micro_batch_cost: Said = None,
         num_workers: int = 0,
         prefetch_factor: int | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
@@ -162,17 +163,18 @@ class BalancedLoader:
         self.stop_at = stop_at
         self.dataset = dataset
         """The dataset, as given."""
+        self._largest = max_micro_batch_cost
         if cost_of is not None:
             size = None if self._streams else len(dataset)  # type: ignore[arg-type]  # maps have a length
             fit = session.balancer.meter.learner.learns_costs()
-            order.costs = SampleCosts.of(
-                cost_of, session.policy, fit, size, max_micro_batch_cost, shared=stream != "shard"
-            )
+            largest = bounds_of_ranks("max_micro_batch_cost", max_micro_batch_cost, workers, session.devices)
+            order.costs = SampleCosts.of(cost_of, session.policy, fit, size, largest, shared=stream != "shard")
         elif max_micro_batch_cost is not None:
             raise ValueError(NO_COSTS)
         self._cutter = Cutter(order, session.balancer.planner, session.balancer.rank, drop_last=drop_last)
         if self._asks_in_step:
-            self._cutter.keep_in_step(self._in_step)  # it decides how many rounds there are
+            self._cutter.keep_in_step(self._in_step, exactly=True)  # it decides how many rounds there are
+        self._compared = False
         self._compares = check_data and not self._streams
         self._rounds_per_epoch = rounds_per_epoch
         self._weigh = Weights(weight_of)
@@ -202,7 +204,7 @@ class BalancedLoader:
     def cuts_by_cost(self) -> bool:
         """Whether what samples cost decides how many micro-batches a round has."""
         costs = self._cutter.order.costs
-        return costs is not None and costs.limited
+        return costs is not None and costs.limited and not costs.exactly
 
     @property
     def epoch(self) -> int:
@@ -270,6 +272,10 @@ class BalancedLoader:
             require_alike(
                 self.dataset, lambda mine: session.wire.allgather_object(mine, name=f"{session.prefix}.contents")
             )
+        if not self._compared and session.balancer.workers > 1:
+            self._compared = True
+            bounds = session.wire.allgather_object(self._largest, name=f"{session.prefix}.bounds")
+            require_same_bounds("max_micro_batch_cost", bounds, "give a list with one bound for each rank")
         cutter = self._cutter
         if cutter.begin() and not cutter.more:  # of streams and samplers, whose length is known only now
             raise ValueError(
@@ -310,7 +316,8 @@ class BalancedLoader:
                 f"least of Goodput(…) must be at least {least}, a sample for each rank and micro-batch, as a reducer "
                 f"of your own and SyncBatchNorm need; got {goodput.least}"
             )
-        self._cutter.keep_in_step(micro_batches)
+        self._cutter.keep_in_step(micro_batches, exactly=self._asks_in_step)
+        self._session.balancer.planner.keep_in_step(micro_batches, exactly=self._asks_in_step)
 
     def _stops(self) -> bool:
         return self.stop_at is not None and self._session.balancer.rounds >= self.stop_at

@@ -5,16 +5,21 @@ from __future__ import annotations
 import gc
 import logging
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import torch
 
 from hvd_hetero.balancer import Balancer
 from hvd_hetero.errors import HeteroError
-from hvd_hetero.measurement.memory_errors import DONE_IN_PARTS, is_out_of_memory, not_done_again
+from hvd_hetero.measurement.memory_errors import is_out_of_memory
 from hvd_hetero.measurement.speed_meter import SpeedMeter
+from torch_hooks.beside.redone import PartDone
 from torch_hooks.gradients.gathered import Gathered
+
+if TYPE_CHECKING:
+    from torch_hooks.beside.scaled_rounds import Beside
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +44,8 @@ class Shortage:
         self._meter = meter
         self._parts = 0
         self._cramped = False
+        self.end_others: Callable[[str], object] = str
+        """A function that ends all other ranks with a message, beside a reducer."""
         self.survives = False
         """Whether the loop lets micro-batches be done again."""
         self._micro_batches = 0
@@ -54,13 +61,15 @@ class Shortage:
         self._parts = 0  # of one that failed, and was abandoned
 
     @contextmanager
-    def survived(self, gathered: Sequence[Gathered]) -> Iterator[None]:
+    def survived(self, gathered: Sequence[Gathered | Beside]) -> Iterator[None]:
         """Run the loop's body, and undo the micro-batch if it runs out of memory."""
         self.survives = True
         try:
             for each in gathered:
                 each.guard()
             yield
+        except PartDone:  # the rest of the body is for the whole micro-batch
+            return
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -87,7 +96,7 @@ class Shortage:
                 balancer.work.samples, _WAY_OUT,
             )  # fmt: skip
 
-    def _undo(self, gathered: Sequence[Gathered], error: Exception) -> int:
+    def _undo(self, gathered: Sequence[Gathered | Beside], error: Exception) -> int:
         """Undo the current micro-batch, which has run out of memory; return how large its parts may be."""
         balancer, work = self._balancer, self._balancer.work
         if len(gathered) > 1:
@@ -95,12 +104,13 @@ class Shortage:
         if work.round < 0:
             raise self._fatal("with a batch of your own, which only a BalancedLoader could cut") from error
         if not (balancer.computing and gathered and gathered[0].undo()):
-            raise self._fatal("in step() or after it, which is not done again") from error
-        parts = balancer.out_of_memory(cramped=self._cramped)
+            raise self._fatal(
+                "where gradients may have left for other ranks, in step() or after it, which is not done again"
+            ) from error
         self._failures_seen = _failures()
-        logger.warning(DONE_IN_PARTS, balancer.rounds, balancer.rank, work.samples, parts, self._meter.limit)
-        return parts
+        return balancer.out_of_memory(cramped=self._cramped)
 
     def _fatal(self, when: str) -> HeteroError:
-        balancer = self._balancer
-        return not_done_again(balancer.rounds, balancer.rank, balancer.work.samples, when)
+        error = self._balancer.not_done_again(when)
+        self.end_others(str(error))
+        return error

@@ -87,7 +87,7 @@ class TorchSession(Session):
     ) -> None:
         super().__init__(
             policy, wire.rank, wire.size, global_batch, telemetry, wire=wire, waits_in=wire.waits_in,
-            gives_up_s=wire.gives_up_s, crew=wire.crew, **options,
+            gives_up_s=wire.gives_up_s, crew=wire.crew, device=_device_here(), **options,
         )  # fmt: skip
         self.wire = wire
         self.balancer.agreement.ways_out = _WAYS_OUT
@@ -121,6 +121,11 @@ class TorchSession(Session):
         first = self if self._leader is None else self._leader()
         return first is not None and any(each.balancer.at_work for each in (first, *first._others))
 
+    @property
+    def goes_in_parts(self) -> bool:
+        """Whether this rank may do a micro-batch in parts: no layer waits for others, and a user's loop survives it."""
+        return not self.waits_in_layers if self.beside is None else self.beside.redone.possible
+
     def require_first(self, what: str) -> None:
         """Raise if this was made by ``also()``: its batches are those of another."""
         if self._leader is not None:
@@ -152,13 +157,13 @@ class TorchSession(Session):
         for each in self._others:
             each.trains_here()
 
-    def begin(self, work: MicroBatch, input_s: float = 0.0, *, cramped: bool = False) -> None:
-        """Begin a micro-batch; ``cramped``: right after one that did not fit."""
+    def begin(self, work: MicroBatch, input_s: float = 0.0, *, cramped: bool = False, held: bool = False) -> None:
+        """Begin a micro-batch; ``cramped``: right after one that did not fit; ``held``: a part that others follow."""
+        self.shortage.begins(cramped=cramped)
         if self.beside is not None:
-            self.beside.begin(work, input_s)
+            self.beside.begin(work, input_s, held=held)
             return
         assert self.optimizer is not None, "else rounds go beside a reducer"
-        self.shortage.begins(cramped=cramped)
         self.balancer.begin(work, input_s)
         self.optimizer._begin_micro_batch()
         for other in self._others:
@@ -215,6 +220,8 @@ class TorchSession(Session):
         self.beside = Beside(
             self.balancer, self.wire, self.prefix, self._reducer, goes_by_time=self.goes_by_time
         )  # fmt: skip
+        self.balancer.planner.keep_in_step(1, exactly=False)
+        self.shortage.end_others = self.end_others
         self.waits_in_layers = self.wire.size > 1
 
     def leave_body(self) -> None:
@@ -255,6 +262,14 @@ class TorchSession(Session):
                 each.close()
             if self.beside is not None:
                 self.beside.close()
+
+
+def _device_here() -> tuple[str, float]:
+    """Return the name of this rank's device, and the size of its memory in bytes; 0: not known."""
+    if not torch.cuda.is_available():
+        return "cpu", 0.0
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return str(properties.name), float(properties.total_memory)
 
 
 def nothing() -> None:

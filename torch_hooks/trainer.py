@@ -13,6 +13,9 @@ micro-batch j by T, the tokens of all ranks and micro-batches, and multiplies by
 whatever the split: such a loss is only timed. Others are means over samples, which ``LoadBalance.scale`` weighs. Some
 models take the number and ignore it, which shows if it is doubled in a first batch.
 
+**Memory.** ``per_device_train_batch_size`` bounds the micro-batches of every rank, as it does without this package,
+but for those that ``max_micro_batch`` of the policy names (``docs/memory.md``).
+
 **The costs** of samples come from ``cost_of``, or are the lengths by which the Trainer itself would arrange samples:
 "group_by_length" of ``train_sampling_strategy`` keeps its order, "batch_rebalance" takes a random one.
 
@@ -21,18 +24,23 @@ models take the number and ignore it, which shows if it is doubled in a first ba
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import IterableDataset, RandomSampler
 from transformers import Trainer, TrainerCallback
 
+from hvd_hetero.bounds import NO_BOUND, Said
 from hvd_hetero.session import balancer_of
 from torch_hooks.load_balance import LoadBalance
 from torch_hooks.loader import BalancedLoader
 
 _NO_BATCH = object()
+
+logger = logging.getLogger(__name__)
 
 
 class Balanced:
@@ -40,14 +48,18 @@ class Balanced:
 
     ``balance``: the ``LoadBalance`` of this training, whose ``global_batch`` is then decisive; None: LB-BSP.
     ``cost_of``: as in ``BalancedLoader``; None: the lengths by which ``train_sampling_strategy`` arranges samples, if
-    any. For trainers whose loss comes from ``Trainer.compute_loss``.
+    any. ``max_micro_batch_cost``: as in ``BalancedLoader``; None: ``per_device_train_batch_size`` of the longest
+    samples. For trainers whose loss comes from ``Trainer.compute_loss``.
     """
 
-    def __init__(self, *args: Any, balance: LoadBalance | None = None, cost_of: Any = None, **options: Any) -> None:
+    def __init__(
+        self, *args: Any, balance: LoadBalance | None = None, cost_of: Any = None, max_micro_batch_cost: Said = None,
+        **options: Any,
+    ) -> None:  # fmt: skip
         super().__init__(*args, **options)
         trainer: Any = self
         self.balance: Any = balance
-        self._cost_of = cost_of
+        self._cost_of, self._max_micro_batch_cost = cost_of, max_micro_batch_cost
         self._loader: BalancedLoader | None = None
         self._normalised: bool | None = None
         if balance is None and trainer.args.world_size == 1:
@@ -71,11 +83,26 @@ class Balanced:
                 "global_batch=Goodput(…) changes the steps of an epoch, whose number a Trainer fixes when it begins; "
                 "give a global_batch that stays"
             )
-        if getattr(balance.policy, "max_micro_batch", None):
-            raise ValueError("max_micro_batch does not go with a Trainer; raise gradient_accumulation_steps instead")
         self.balance = balance
         self.loss_is_scaled_for_ga = True  # the Trainer shall not divide by the accumulation steps
         trainer.add_callback(_Place(trainer))
+
+    def _bounded(self, cost_of: Any) -> Any:
+        """Bound micro-batches by ``per_device_train_batch_size``; return the bound by cost, if samples have one."""
+        args: Any = self.args  # type: ignore[attr-defined]
+        balancer, allowed = balancer_of(self.balance), args.per_device_train_batch_size
+        if cost_of is not None:
+            by_longest = None if callable(cost_of) else allowed * float(np.max(cost_of))
+            return by_longest if self._max_micro_batch_cost is None else self._max_micro_batch_cost
+        said = balancer.planner.room.said
+        balancer.bound(np.where(said < NO_BOUND, said, allowed).tolist())
+        room = args.gradient_accumulation_steps * int(balancer.planner.room.said.sum())
+        if room == balancer.planner.global_batch and balancer.workers > 1 and not balancer.rank:
+            logger.warning(
+                "per_device_train_batch_size=%d bounds every rank, so all shares stay equal; allow faster ranks more: "
+                "balance=LoadBalance(LBBSP(max_micro_batch={device: samples}), global_batch=%d)", allowed, room,
+            )  # fmt: skip
+        return None
 
     def get_train_dataloader(self) -> Any:
         """Return the loader, which reads what the Trainer's own would read."""
@@ -87,16 +114,19 @@ class Balanced:
             self._skips = not args.ignore_data_skip
             sampler = trainer._get_train_sampler(stock.dataset)
             cost_of = getattr(sampler, "lengths", None) if self._cost_of is None else self._cost_of
+            most = self._bounded(cost_of)
             if args.train_sampling_strategy == "batch_rebalance":  # a sampler of this rank's part
                 sampler = RandomSampler(stock.dataset)
             self._loader = BalancedLoader(
-                stock.dataset, self.balance, sampler=sampler, cost_of=cost_of,
+                stock.dataset, self.balance, sampler=sampler, cost_of=cost_of, max_micro_batch_cost=most,
                 seed=args.seed if args.data_seed is None else args.data_seed, drop_last=args.dataloader_drop_last,
                 micro_batches=args.gradient_accumulation_steps, collate_fn=stock.collate_fn,
                 num_workers=stock.num_workers, prefetch_factor=stock.prefetch_factor, pin_memory=stock.pin_memory,
                 persistent_workers=stock.persistent_workers, worker_init_fn=stock.worker_init_fn,
             )  # fmt: skip
             self._loader._micro_batches.reads_rounds = True
+            if (costs := self._loader._cutter.order.costs) is not None:
+                costs.exactly = True
         args.ignore_data_skip = True  # `_Place` skips
         return self._loader
 

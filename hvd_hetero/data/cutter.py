@@ -50,7 +50,8 @@ class Cutter:
     def rounds_of(self, samples: int) -> int:
         """Return how many rounds these are, of ``global_batch`` samples each, or as many as it is at present."""
         whole, rest = divmod(samples, self._batch())
-        return whole + (rest >= max(self.least(), self.order.end.apart(self._plans.plan()) if whole else 1))
+        joins = whole > 0 and self.order.end.joins_with(self._plans.plan(), rest)
+        return whole + (rest >= self.least() and not joins)
 
     def _batch(self, ahead: int = 0) -> int:
         """Return the samples planned for that round; the global batch, where that is not known beforehand."""
@@ -76,9 +77,9 @@ class Cutter:
         self.order.lead = self._plans.lead
         return begins
 
-    def keep_in_step(self, micro_batches: int) -> None:
-        """Cut rounds into as many micro-batches on every rank, at least so many."""
-        self.order.end = replace(self.order.end, in_step=micro_batches)
+    def keep_in_step(self, micro_batches: int, *, exactly: bool = False) -> None:
+        """Cut rounds into as many micro-batches on every rank, at least so many, or ``exactly``."""
+        self.order.end = replace(self.order.end, in_step=micro_batches, exactly=exactly)
 
     def stop(self) -> None:
         """Stop here: the next ``begin`` continues the epoch, if anything is left of it."""

@@ -12,6 +12,7 @@ sooner.
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hvd_hetero.allocation.by_cost import cut, divide, divide_padded, latest, needed, room
+from hvd_hetero.allocation.largest_remainder import proportional
+from hvd_hetero.bounds import checked_bounds
 from hvd_hetero.checks import FloatArray, IntArray
 from hvd_hetero.measurement.cost_fit import CostMeter
 from hvd_hetero.policies.policy import Policy
@@ -28,6 +31,9 @@ from hvd_hetero.rounds import LENGTHS, NO_SAMPLES, CostRule, RoundPlan, SampleFi
 
 CostOf: TypeAlias = "Callable[[Any], float] | npt.ArrayLike"
 """A number for each sample, or a function of a sample's index, or of a sample of a stream."""
+
+# From the plan's shares to those in proportion to the bounds.
+_WAY = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +53,12 @@ class SharedOut:
 class SampleCosts:
     """What samples cost. ``size``: the samples of the dataset; None: a stream.
 
-    ``largest``: the number of a micro-batch's samples times its greatest length; 0: any. ``minimum``: the samples of
-    each rank that has some, while there are enough.
+    ``largest``: the number of a micro-batch's samples times its greatest length, one number or one for each rank; None:
+    any. ``minimum``: the samples of each rank that has some, while there are enough.
     """
 
     def __init__(
-        self, cost_of: CostOf, fit: CostMeter, size: int | None, largest: float | None = None, minimum: int = 1
+        self, cost_of: CostOf, fit: CostMeter, size: int | None, largest: Any = None, minimum: int = 1
     ) -> None:
         self._minimum = minimum
         self.rule: CostRule = LENGTHS
@@ -64,18 +70,16 @@ class SampleCosts:
             self._of = cost_of
         else:
             self._lengths = _whole(cost_of, size)
-        if largest is not None and not 0.0 < largest < np.inf:
-            raise ValueError(
-                f"max_micro_batch_cost must be a positive number, got {largest}; give the samples of a micro-batch "
-                "times the greatest cost_of among them that memory allows"
-            )
-        self._largest = largest or 0.0
+        self._bounds = np.atleast_1d(checked_bounds("max_micro_batch_cost", largest, _positive) or 0.0)
+        self._largest = float(self._bounds.min())
+        self.exactly = False
+        """True: no more micro-batches than are asked for."""
         if len(self._lengths):
             self._require_fits(float(self._lengths.max()), f"index {self._lengths.argmax()}")
 
     @classmethod
     def of(
-        cls, cost_of: CostOf, policy: Policy, fit: CostMeter, size: int | None, largest: float | None, *, shared: bool
+        cls, cost_of: CostOf, policy: Policy, fit: CostMeter, size: int | None, largest: Any, *, shared: bool
     ) -> SampleCosts:
         """Return the costs of samples, after checking that rounds can be divided by them.
 
@@ -117,35 +121,62 @@ class SampleCosts:
         self._fit.saw(SampleFigures.of(lengths))
         costs, padded = self._in_units(lengths)
         enough = len(lengths) // int(np.count_nonzero(plan.shares))
-        least, count = max(1, min(max(in_step, self._minimum), enough)), in_step
-        while True:
-            ranks = self._divided(costs, padded, plan, least)
-            if not (in_step and self._largest):
-                break
-            held = (_longest_first(np.flatnonzero(ranks == each), lengths) for each in range(plan.workers))
-            # Where a round has too few samples for that, a micro-batch may hold one sample more.
-            count = min(max(in_step, *(self._needed(lengths[each]) for each in held)), enough)
-            if count <= least:
-                break
-            least = count  # so that each rank has a sample for each
+        if in_step and self._largest:
+            ranks, count = self._in_step(costs, padded, lengths, plan, in_step, enough)
+        else:
+            least, count = max(1, min(max(in_step, self._minimum), enough)), in_step
+            ranks = self._divided(costs, padded, plan.shares, least)
         mine = _longest_first(np.flatnonzero(ranks == rank), lengths)
         checksum = zlib.crc32(ranks.astype("<i8").tobytes())
         if not len(mine):
             return SharedOut(mine, (0,), (NO_SAMPLES,), checksum)
-        count = count if in_step else max(min(plan.micro_batches[rank], len(mine)), self._needed(lengths[mine]))
-        rooms = room(lengths[mine], self._largest) if self._largest and count >= self._needed(lengths[mine]) else None
+        asks = self._needed(lengths[mine], rank)
+        count = count if in_step else max(min(plan.micro_batches[rank], len(mine)), asks)
+        rooms = room(lengths[mine], self._bound(rank)) if self._largest and count >= asks else None
         sizes = cut(costs[mine], padded[mine], count, rooms) if count > 1 else (len(mine),)
         parts = np.split(lengths[mine], np.cumsum(sizes)[:-1])
         return SharedOut(mine, sizes, tuple(map(SampleFigures.of, parts)), checksum)
 
-    def _needed(self, lengths: FloatArray) -> int:
-        """Return how many micro-batches these samples need at least."""
-        return needed(room(lengths, self._largest)) if self._largest else 1
+    def _bound(self, rank: int) -> float:
+        return float(self._bounds[rank % len(self._bounds)])
 
-    def _divided(self, costs: IntArray, padded: IntArray, plan: RoundPlan, least: int) -> IntArray:
+    def _needed(self, lengths: FloatArray, rank: int) -> int:
+        """Return how many micro-batches these samples need at least on this rank."""
+        return needed(room(lengths, self._bound(rank))) if self._largest else 1
+
+    def _in_step(
+        self, costs: IntArray, padded: IntArray, lengths: FloatArray, plan: RoundPlan, least: int, enough: int
+    ) -> tuple[IntArray, int]:
+        """Return the rank of each sample, and the micro-batches of all ranks: as few as hold the samples.
+
+        Ranks take what others cannot hold. Where a round has too few samples for the micro-batches that it needs, one
+        may hold a sample more.
+        """
+        bounds = np.resize(self._bounds, plan.workers)
+        by_bounds = bounds * (plan.total / bounds.sum())
+        count = max(least, 1 if self.exactly else math.ceil(lengths.sum() / bounds.sum()))
+        while self.exactly or count < enough:
+            at_least = max(1, min(max(count, self._minimum), enough))
+            for part in _WAY:
+                shares = plan.shares + part * (by_bounds - plan.shares)
+                divided = proportional(shares, plan.total, minimum=np.minimum(plan.shares, 1))
+                by_number = np.repeat(np.arange(plan.workers), divided)  # which surely fits, if all is by the bounds
+                ranks = by_number if part == 1.0 else self._divided(costs, padded, divided, at_least)
+                held = (_longest_first(np.flatnonzero(ranks == rank), lengths) for rank in range(plan.workers))
+                if all(self._needed(lengths[each], rank) <= count for rank, each in enumerate(held)):
+                    return ranks, count
+            if self.exactly:
+                raise ValueError(
+                    f"a round of {len(lengths)} samples that cost up to {lengths.max():g} does not fit into {count} "
+                    f"micro-batches on each rank by max_micro_batch_cost={bounds.tolist()}; "
+                    f"global_batch={int(count * bounds.sum() / lengths.max())} does; or raise the micro-batches"
+                )
+            count += 1
+        return self._divided(costs, padded, plan.shares, max(1, enough)), max(least, enough)
+
+    def _divided(self, costs: IntArray, padded: IntArray, shares: IntArray, least: int) -> IntArray:
         """Return the rank of each sample, by the sooner of both ways."""
-        shares = plan.shares
-        by_number = np.repeat(np.arange(plan.workers), shares)
+        by_number = np.repeat(np.arange(len(shares)), shares)
         ways = [divide(costs, shares, least=least)]
         if padded.any():
             ways.append(divide_padded(costs, padded, shares, least=least))
@@ -190,6 +221,15 @@ class SampleCosts:
                 f"max_micro_batch_cost must be at least the cost of every sample, got {self._largest:g}, and {which} "
                 f"costs {length:g}; raise it, or leave that sample out or cut it"
             )
+
+
+def _positive(name: str, largest: float) -> float:
+    if not 0.0 < largest < np.inf:
+        raise ValueError(
+            f"{name} must be a positive number, got {largest}; give the samples of a micro-batch times the greatest "
+            "cost_of among them that memory allows"
+        )
+    return float(largest)
 
 
 NO_COSTS = (

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from hvd_hetero.bounds import Room, bounds_array
 from hvd_hetero.data.same_data import contents_of
 from hvd_hetero.data.sample_costs import SampleCosts
 from hvd_hetero.policies.policy import Policy
@@ -77,12 +78,14 @@ class EpochEnd:
 
     minimum: int = 1
     multiple_of: int = 1
-    largest: int = 0
-    """Samples that a micro-batch may hold; 0: any number."""
+    largest: Any = 0
+    """Samples that a micro-batch may hold, one number or one for each rank; 0: any number."""
     joins: bool = False
     """False: a remainder is a round of its own, whatever its size."""
     in_step: int = 0
     """Micro-batches of a round, at least: as many on every rank; 0: as many as planned."""
+    exactly: bool = False
+    """True: not more, whatever the samples need."""
 
     @classmethod
     def of(cls, policy: Policy, *, joins: bool = True) -> EpochEnd:
@@ -95,11 +98,22 @@ class EpochEnd:
         least = max(self.minimum, self.in_step)
         return plan.workers * -(-least // self.multiple_of) * self.multiple_of if joins else 1
 
+    def joins_with(self, plan: RoundPlan, rest: int) -> bool:
+        """Return whether a remainder joins a round with this plan."""
+        apart, together = self.apart(plan), plan.total + rest
+        most = self._room(plan.workers).most
+        return rest < apart and (together <= most or most < plan.total or together < 2 * apart)
+
+    def _room(self, workers: int) -> Room:
+        return Room(bounds_array(self.largest, workers), self.in_step, self.exactly)
+
     def fit(self, plan: RoundPlan, left: int) -> RoundPlan:
         """Return the plan for the next round where so many samples are left: the same, a shorter or a longer one."""
         if left < plan.total + self.apart(plan):
-            plan = plan.resize(left, self.minimum, self.multiple_of).within(np.full(plan.workers, self.largest))
-        return plan.in_step(self.in_step, self.largest) if self.in_step else plan
+            if left > plan.total and not self.joins_with(plan, left - plan.total):
+                left -= self.apart(plan)  # memory does not hold both, so the last round takes some of this one
+            plan = self._room(plan.workers).bounded(plan.resize(left, self.minimum, self.multiple_of))
+        return plan.in_step(self.in_step, 0 if self.exactly else self.largest) if self.in_step else plan
 
 
 class SampleOrder(ABC):

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from hvd_hetero.allocation.gamma import Gamma, fit_gamma
+from hvd_hetero.measurement.memory import MemoryMeter
 from hvd_hetero.measurement.memory_errors import is_out_of_memory
 
 
@@ -69,6 +70,7 @@ def profile_step(
     release: Callable[[], object] = lambda: None,
     clock: Callable[[], float] = time.perf_counter,
     progress: Callable[[Measured], object] = lambda measured: None,
+    memory: MemoryMeter | None = None,
 ) -> DeviceCurve:
     """Profile ``step(batch)``: forward, backward and update with that many samples.
 
@@ -83,6 +85,7 @@ def profile_step(
         release: Frees what a failed step has left.
         clock: Monotonic seconds.
         progress: Called with every size measured.
+        memory: Learns the line of memory, if it has a gauge.
     """
     for name, value in (("smallest", smallest), ("repeats", repeats)):
         if value < 1:
@@ -92,8 +95,11 @@ def profile_step(
     if largest < smallest:
         raise ValueError(f"largest must not be below smallest={smallest}, got {largest}")
 
+    memory = MemoryMeter() if memory is None else memory
+
     def measure(batch: int) -> Measured:
         seconds: list[float] = []
+        memory.begin(batch)
         try:
             for i in range(warm_up + repeats):
                 begin_s = clock()
@@ -105,6 +111,9 @@ def profile_step(
             if not is_out_of_memory(error):
                 raise
             seconds.clear()
+            memory.fail(batch)
+        else:
+            memory.done(warm=True)
         if not seconds:
             release()  # after the handler, whose traceback holds what the step had
         measured = Measured(batch, tuple(seconds))

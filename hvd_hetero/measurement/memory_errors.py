@@ -5,8 +5,6 @@ Their names and messages identify them.
 
 from __future__ import annotations
 
-from hvd_hetero.errors import HeteroError
-
 DONE_IN_PARTS = (
     "round %d: rank %d ran out of memory with %d samples; they are done in parts of at most %d, and its micro-batches "
     "hold at most %d from now on"
@@ -32,11 +30,3 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     of_a_library = isinstance(error, RuntimeError) or any(kind.__name__ == "OpError" for kind in type(error).__mro__)
     return of_a_library and any(message in str(error) for message in _MESSAGES)
-
-
-def not_done_again(round: int, rank: int, samples: int, when: str) -> HeteroError:
-    """Return the error of a rank that ran out of memory while its work cannot be done again."""
-    return HeteroError(
-        f"round {round}: rank {rank} ran out of memory {when}; set max_micro_batch of the policy below {samples}, or "
-        "free memory"
-    )

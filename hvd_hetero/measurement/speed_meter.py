@@ -19,10 +19,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from hvd_hetero.kept import Figure, Kept
+from hvd_hetero.kept import Kept
 from hvd_hetero.measurement.batch_timer import BatchTimer
 from hvd_hetero.measurement.fixed_cost import Pace
 from hvd_hetero.measurement.hindrances import HindranceMeter, Surroundings
+from hvd_hetero.measurement.memory import MemoryMeter
 from hvd_hetero.measurement.readings import ResourceMeter
 from hvd_hetero.measurement.speed_learner import OwnRound, SpeedLearner
 from hvd_hetero.measurement.stopwatch import Stopwatch
@@ -35,9 +36,6 @@ if TYPE_CHECKING:
 # The first round of a process pays for buffers, kernels and caches that no later one does; its speed predicts nothing.
 _WARM_UP_ROUNDS = 1
 
-# How far a limit stays below what failed: what fits once may not fit in fragmented memory (arbitrary).
-HEADROOM = 0.1
-
 # Rounds of less work than this are learned from, if possible, while the rank waits for others. Learning takes up to a
 # third of a millisecond, for which all would wait; the report is then a round old, which costs a round at the old split
 # after each change.
@@ -47,8 +45,7 @@ _SHORT_S = 0.01
 class SpeedMeter(Kept):
     """The measurements and predictions of one rank."""
 
-    KEPT = (Figure("limit", whole=True),)
-    PARTS = ("learner",)
+    PARTS = ("learner", "memory")
 
     def __init__(
         self,
@@ -69,8 +66,7 @@ class SpeedMeter(Kept):
         """True: `rest` is called while others compute."""
         self.queued = False
         """True: a device works on after the clock was read, whether a stopwatch follows it or not."""
-        self.limit = 0
-        """The largest micro-batch that fits in memory; 0: none has failed."""
+        self.memory = MemoryMeter()
         self.round = OwnRound()
         """The current round."""
         self._before = OwnRound(compute_s=math.nan, input_s=math.nan)
@@ -87,6 +83,11 @@ class SpeedMeter(Kept):
         """How long others, and the transfer, kept this rank waiting in the round before."""
         self._lap_s = 0.0
         """How long the round before took, by a stopwatch."""
+
+    @property
+    def limit(self) -> int:
+        """The largest micro-batch that is known to fit in memory; 0: any."""
+        return self.memory.learned
 
     @property
     def busy_s(self) -> float:
@@ -113,6 +114,7 @@ class SpeedMeter(Kept):
         if not self.batch.running:
             return
         self.release()
+        self.memory.done(warm=self._rounds >= _WARM_UP_ROUNDS)
         self.round.compute_s += self.batch.done(samples)
         self.round.held_s += self.batch.held_s
         self.round.add(samples, samples if weight is None else weight, figures)
@@ -148,7 +150,7 @@ class SpeedMeter(Kept):
         ``cramped``: something else may still have held memory, so the failure says nothing about the size.
         """
         if not cramped:
-            self.limit = max(1, min(int(size * (1 - HEADROOM)), size - 1, self.limit or size))
+            self.memory.fail(size)
         self.batch.running = False
         if self.stopwatch is not None:
             self.stopwatch.stop()
@@ -220,7 +222,7 @@ class SpeedMeter(Kept):
             "input_s": known.input_s / known.rounds,
             "wait_s": self._waited_s,
             "lap_s": 0.0 if self.stopwatch is None else self._lap_s,
-            "limit": self.limit,
+            **self.memory.row(),
             "timed_samples": self.learner.work_of(known) / known.rounds if known.teaches else 0,
             "once_s": self.round.once_s / known.rounds if self.stopwatch is None and self.round.micro_batches else 0.0,
             "weight": self.round.weight / self.round.rounds,

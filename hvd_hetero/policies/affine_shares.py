@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -107,7 +108,7 @@ class AffineCosts:
             free = still
         return level_s, float(((least + heads[~free]) / rates[~free]).max())
 
-    def divided(self, plan: RoundPlan, max_micro_batch: int | None, limits: Floats | float = 0.0) -> RoundPlan:
+    def divided(self, plan: RoundPlan, max_micro_batch: Any, limits: Floats | float = 0.0) -> RoundPlan:
         """Return the best plan: ranks whose speed is known divide what they hold together, the others keep it.
 
         Micro-batches are no larger than ``max_micro_batch``, nor than each rank's limit (0: it has none).

@@ -53,11 +53,10 @@ class DeviceShares(Kept):
     KEPT = (Figure("_climbed", whole=True), Figure("_patience", whole=True), Figure("_on_ladder", whole=True))
     PARTS = ("_comm_s",)
 
-    def __init__(self, *, minimum: int, multiple_of: int, tolerance: float, max_micro_batch: int | None) -> None:
+    def __init__(self, *, minimum: int, multiple_of: int, tolerance: float) -> None:
         self._minimum = minimum
         self._multiple_of = multiple_of
         self._tolerance = tolerance
-        self._max_micro_batch = max_micro_batch
         self.restart()
 
     @staticmethod
@@ -87,16 +86,16 @@ class DeviceShares(Kept):
             return self._climb(plan, finished, known)
         comm_s = self._comm_s.predict()
         comm_s = comm_s if math.isfinite(comm_s) else 0.0
-        now_s = float(shares_seconds(table, np.asarray(plan.samples), self._max_micro_batch).max()) + comm_s
+        now_s = float(shares_seconds(table, np.asarray(plan.samples)).max()) + comm_s
         worthwhile_s = now_s * (1.0 - self._tolerance)
         if not self._on_ladder and relaxed_seconds(table, plan.total) + comm_s >= worthwhile_s:
             return None
         try:
-            shares = shares_by_gamma(table, plan, comm_s, self._minimum, self._multiple_of, self._max_micro_batch)
+            shares = shares_by_gamma(table, plan, comm_s, self._minimum, self._multiple_of)
         except ValueError as error:  # such as a curve that makes no sense: training goes on with the present plan
             logger.warning("round %d: the split stays as it is: %s", finished.round, error)
             return None
-        next_s = float(shares_seconds(table, shares, self._max_micro_batch).max()) + comm_s
+        next_s = float(shares_seconds(table, shares).max()) + comm_s
         if self._on_ladder or next_s < worthwhile_s:
             self._on_ladder = False  # it is left by the first split, however good its last step was
             return shares

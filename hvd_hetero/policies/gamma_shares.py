@@ -35,19 +35,14 @@ Shares = npt.NDArray[np.int64]
 
 
 def shares_by_gamma(
-    table: RoundTable,
-    plan: RoundPlan,
-    comm_s: float,
-    minimum: int = 1,
-    multiple_of: int = 1,
-    max_micro_batch: int | None = None,
+    table: RoundTable, plan: RoundPlan, comm_s: float, minimum: int = 1, multiple_of: int = 1
 ) -> Shares:
     """Return the best split by the curves in the table; no share exceeds twice what ``plan`` or the ladder has.
 
     Raises ValueError if no real devices can have such curves.
     """
     total, step = plan.total, multiple_of
-    fits = _fits(table, total, max_micro_batch)
+    fits = _fits(table, total)
     saturation = np.minimum(np.ceil(table.column("saturation")).astype(np.int64), fits)
     # The bend lies within the sample below.
     lower = _lower(saturation - 1, total, minimum, step)
@@ -72,19 +67,19 @@ def shares_by_gamma(
     return minimax(slope_s, intercept_s, np.full(plan.workers, comm_s), total, lower, upper, step).shares
 
 
-def shares_seconds(table: RoundTable, shares: Shares, max_micro_batch: int | None = None) -> npt.NDArray[np.float64]:
+def shares_seconds(table: RoundTable, shares: Shares) -> npt.NDArray[np.float64]:
     """Return T_i(x_i) without communication, by the curves in the table."""
-    fits = _fits(table, int(shares.sum()), max_micro_batch)
+    fits = _fits(table, int(shares.sum()))
     counts = -(-shares // fits)
     each = np.maximum(shares / np.maximum(counts, 1), table.column("saturation"))
     seconds: npt.NDArray[np.float64] = counts * (table.column("slope_s") * each + table.column("intercept_s"))
     return seconds
 
 
-def _fits(table: RoundTable, total: int, max_micro_batch: int | None) -> Shares:
+def _fits(table: RoundTable, total: int) -> Shares:
     """Return ℓ: the largest micro-batches."""
     limit = table.column("limit").astype(np.int64)
-    return np.minimum(np.where(limit > 0, limit, total), total if max_micro_batch is None else max_micro_batch)
+    return np.where(limit > 0, np.minimum(limit, total), total)
 
 
 def _lower(saturation: Shares, total: int, minimum: int, step: int) -> Shares:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hvd_hetero.allocation.largest_remainder import proportional
+from hvd_hetero.bounds import Said
 from hvd_hetero.checks import integer
 from hvd_hetero.policies.affine_shares import AffineCosts, Floats
 from hvd_hetero.policies.evidence import Evidence
@@ -65,7 +66,10 @@ class LBBSP(Policy):
         values are arbitrary between the noise of a predicted speed and a loss that one would notice. With 0, every
         prediction is followed as it is, however far.
     max_micro_batch
-        Larger shares are done in several micro-batches, to fit memory.
+        What memory holds: a number of samples; a list with one bound for each rank; or a dict,
+        ``{"NVIDIA GeForce RTX 3060": 24}``, with one for each name of a device that has one (PyTorch's
+        ``torch.cuda.get_device_name()``). Larger shares are done in several micro-batches; beside a reducer of your own
+        they are cut, and other ranks take the rest (docs/memory.md).
     may_rest
         True: a rank that costs more than it gives, even with its least share, does no samples; it takes part in the
         sums, and is tried again from time to time (``policies.resting``). With ``DistributedOptimizer``, or in Keras.
@@ -88,7 +92,7 @@ class LBBSP(Policy):
         minimum: int = 1,
         multiple_of: int = 1,
         tolerance: float = 0.03,
-        max_micro_batch: int | None = None,
+        max_micro_batch: Said = None,
         may_rest: bool = False,
         device: Literal["cpu", "gpu"] = "cpu",
     ) -> None:
@@ -118,12 +122,7 @@ class LBBSP(Policy):
         if device == "gpu":
             from hvd_hetero.policies.device_shares import DeviceShares
 
-            self._curves = DeviceShares(
-                minimum=self.minimum,
-                multiple_of=self.multiple_of,
-                tolerance=self.tolerance,
-                max_micro_batch=self.max_micro_batch,
-            )
+            self._curves = DeviceShares(minimum=self.minimum, multiple_of=self.multiple_of, tolerance=self.tolerance)
         self.predictor()  # a wrong name is an error here and not in the first round
 
     @property

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hvd_hetero.allocation.largest_remainder import quantise
+from hvd_hetero.bounds import checked_bounds
 from hvd_hetero.checks import integer
 from hvd_hetero.kept import Kept
 from hvd_hetero.prediction.base import Predictor
@@ -112,11 +113,10 @@ class Policy(Kept, ABC):
         super().load_state_dict(state)
 
 
-def checked_micro_batch(size: int | None) -> int | None:
-    """Return the largest micro-batch allowed, after checking it."""
-    if size is None:
-        return None
-    return integer("max_micro_batch", size, 1, way_out="give a whole number of samples, or None for no limit")
+def checked_micro_batch(size: Any) -> Any:
+    """Return the largest micro-batch allowed, or one for each rank or device, after checking it."""
+    way_out = "give a whole number of samples, or None for no limit"
+    return checked_bounds("max_micro_batch", size, lambda name, bound: integer(name, bound, 1, way_out=way_out))
 
 
 def checked_tolerance(tolerance: float) -> float:
@@ -135,7 +135,7 @@ def comparable_speeds(speeds: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
     return quantise(usable) if usable.any() else np.zeros(len(speeds), dtype=np.int64)
 
 
-def equal_plan(workers: int, global_batch: int, max_micro_batch: int | None = None) -> RoundPlan:
+def equal_plan(workers: int, global_batch: int, max_micro_batch: Any = None) -> RoundPlan:
     """Return the global batch cut evenly: the first ``global_batch mod workers`` ranks hold one sample more."""
     share, more = divmod(global_batch, workers)
     return RoundPlan.of(np.full(workers, share) + (np.arange(workers) < more), max_micro_batch)

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from hvd_hetero.allocation.largest_remainder import proportional
+from hvd_hetero.bounds import Said
 from hvd_hetero.checks import integer
-from hvd_hetero.policies.policy import Policy
+from hvd_hetero.policies.policy import Policy, checked_micro_batch
 from hvd_hetero.rounds import FinishedRound, RoundPlan
 
 
@@ -17,6 +18,9 @@ class StaticAllocation(Policy):
     All micro-batches have about the same size, (global batch) / (w_1 + … + w_n), so rank i holds the share
     ``w_i / sum(w)`` of every round, and its memory need does not depend on its share. A weight of 0 is allowed: such a
     rank takes part in the synchronisation and holds no data.
+
+    Beside a reducer of your own all ranks do equally many micro-batches, one as a rule. There the largest weight takes
+    the most memory, unless ``max_micro_batch`` bounds it (as in ``LBBSP``).
 
     Differences from the paper: the paper fixes the micro-batch and lets the global batch follow from the sum of the
     weights; here the global batch is given and kept exactly, and the micro-batches of a rank may differ by one sample
@@ -28,7 +32,8 @@ class StaticAllocation(Policy):
     measures: ClassVar[bool] = False
     shares_alone: ClassVar[bool] = True
 
-    def __init__(self, weights: Sequence[int]) -> None:
+    def __init__(self, weights: Sequence[int], *, max_micro_batch: Said = None) -> None:
+        self.max_micro_batch = checked_micro_batch(max_micro_batch)
         try:
             given = list(weights)
         except TypeError:
@@ -47,7 +52,7 @@ class StaticAllocation(Policy):
     @property
     def accumulates(self) -> bool:
         """True if a rank may do several micro-batches: if some weight is larger than 1."""
-        return max(self.weights) > 1
+        return max(self.weights) > 1 or self.max_micro_batch is not None
 
     def first(self, workers: int, global_batch: int) -> RoundPlan:
         """Return shares in the ratio of the weights, one micro-batch per unit of weight."""
@@ -63,7 +68,8 @@ class StaticAllocation(Policy):
             )
         # Every rank with a weight w gets at least w samples: one for each of its micro-batches.
         samples = proportional(self.weights, global_batch, minimum=self.weights)
-        return RoundPlan(tuple(int(x) for x in samples), self.weights)
+        plan = RoundPlan(tuple(int(x) for x in samples), self.weights)
+        return plan if self.max_micro_batch is None else plan.within(self.max_micro_batch)
 
     def next(self, plan: RoundPlan, finished: FinishedRound) -> RoundPlan:
         """Return the same plan again."""

@@ -60,8 +60,14 @@ class LiveView:
         rate = self._samples / self._elapsed_s if self._elapsed_s > 0 else 0.0
         return (
             f"hvd-hetero: round {record['round']:,} of epoch {record['epoch']:,} · {rate:,.0f} samples/s · "
-            f"waiting {statistics.fmean(shares):.0%}{worst} · batches {_batches(record['samples'])}"
+            f"waiting {statistics.fmean(shares):.0%}{worst} · batches {_batches(record['samples'])}{_memory(record)}"
         )
+
+
+def _memory(record: Record) -> str:
+    """Return what ranks hold at most, and the peaks of their memory, as far as known."""
+    limits, peaks = ([round(of) for of in record.get(name, [])] for name in ("limit", "memory_peak_mib"))
+    return (f" of at most {_batches(limits)}" if limits else "") + (f", {_batches(peaks)} MiB" if peaks else "")
 
 
 def _batches(samples: list[int]) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from hvd_hetero.checks import integer
-from hvd_hetero.measurement.speed_meter import HEADROOM
+from hvd_hetero.measurement.memory import HEADROOM
 from hvd_hetero.telemetry.files import named
 from hvd_hetero.telemetry.records import SCHEMA, VERSION, Record, Recorder
 

@@ -18,6 +18,7 @@ from hvd_hetero.balancer import Balancer
 from hvd_hetero.communication.addresses import gather_directory, job_key, listen
 from hvd_hetero.communication.side_channel import Kind, SideChannel
 from hvd_hetero.errors import HeteroError
+from hvd_hetero.measurement.memory_errors import is_out_of_memory
 from hvd_hetero.watchdog.judgement import judge
 from hvd_hetero.watchdog.patience import Patience, horovod_gives_up_s
 from hvd_hetero.watchdog.progress import Progress, join_known
@@ -127,6 +128,11 @@ class Watchdog:
         """Note that the thread that calls is the one that trains. Until then, it is the one that made this."""
         self._progress.thread = threading.get_ident()
 
+    def end_others(self, text: str) -> None:
+        """End all other ranks with this message."""
+        for _ in range(_REPEATS if self.channel is not None and not self._closed else 0):
+            self.channel.announce(Kind.END, text)  # type: ignore[union-attr]
+
     def _run(self, channel: SideChannel) -> None:
         # Collectives may give up on a silent rank before `patience.warn` has passed, with an error that names no rank:
         # Horovod's do after 30 s. A third of that is arbitrary; questions take some seconds.
@@ -199,8 +205,7 @@ class Watchdog:
         silent = {rank: now - at if rank in channel.heard else math.nan for rank, at in told.silent_since.items()}
         finding = judge(mine, others, silent, self.patience, way_out, self._hosts, self._gives_up_s)
         if finding.ends:
-            for _ in range(_REPEATS):
-                channel.announce(Kind.END, finding.text)
+            self.end_others(finding.text)
             self._end_here(finding.text)
         elif mine.for_s >= told.says_at or (finding.silence and not told.of_silence):
             told.says_at, told.of_silence = max(told.says_at, 2 * mine.for_s), finding.silence
@@ -220,8 +225,11 @@ class Watchdog:
         error = getattr(sys, "last_value", None)  # what the interpreter prints as it ends
         if error is None or self.channel is None or self._closed or self._heard_of_failure:
             return
-        text = f"{type(error).__name__}: {error}"
-        if not any(name in text for name in _SHARED):
+        text, balancer = f"{type(error).__name__}: {error}", self._progress.training
+        stuck = is_out_of_memory(error) and "HOROVOD_ELASTIC" not in os.environ
+        if stuck and balancer is not None and balancer.computing:
+            self.end_others(str(balancer.not_done_again("in a loop without surviving_out_of_memory()")))
+        elif not any(name in text for name in _SHARED):
             for _ in range(_REPEATS):
                 self.channel.announce(Kind.FAILED, text)
 

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from hvd_hetero.balancer import Balancer
 from hvd_hetero.data.sample_order import Cut
-from hvd_hetero.measurement.memory_errors import DONE_IN_PARTS, not_done_again
 from hvd_hetero.rounds import MicroBatch
 from keras_callbacks.pipeline.queue import RoundQueue
-
-logger = logging.getLogger(__name__)
 
 
 class MicroBatches:
@@ -67,12 +63,11 @@ class MicroBatches:
 
     def begin_again(self) -> bool:
         """Prepare the round to be repeated in smaller micro-batches, as memory is short; False if none has begun."""
-        balancer, work = self._balancer, self._balancer.work
+        balancer = self._balancer
         if not self.begun:
             return False
         if not self.repeats or self.leaves or not balancer.computing:
             when = "where gradients may have left for other ranks, or been applied, which is not done again"
-            raise not_done_again(balancer.rounds - (not balancer.in_round), balancer.rank, work.samples, when)
+            raise balancer.not_done_again(when)
         self._most = balancer.out_of_memory(again=True)
-        logger.warning(DONE_IN_PARTS, balancer.rounds, balancer.rank, work.samples, self._most, balancer.meter.limit)
         return True

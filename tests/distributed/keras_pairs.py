@@ -31,7 +31,7 @@ REFUSED_SHARE = 0.005  # of the random cases with options that are refused toget
 
 OPTIONS: dict[str, list[Any]] = {
     "policy": ["bsp", "shifting", "static", "self-adaptive", "non-blocking"],
-    "max_micro_batch": [None, 2],
+    "max_micro_batch": [None, 2, "of each rank"],
     "global_batch": ["constant", "adapts"],
     "data": ["arrays", "stream", "shard"],
     "prefetch": [None, 2],
@@ -120,6 +120,7 @@ REFUSED = [
         for name, value, this, remedy in (
             ("data", "shard", '`stream="shard"`', 'use `stream="whole"`'),
             ("max_micro_batch", 2, "`max_micro_batch`", "use `max_micro_batch_cost`"),
+            ("max_micro_batch", "of each rank", "`max_micro_batch`", "use `max_micro_batch_cost`"),
         )
         for costs in ("costs", "limited")
     ),
@@ -135,7 +136,7 @@ def without_meaning(case: dict[str, Any]) -> bool:
     """Return whether options are together that say the same, or nothing, or that Keras refuses: these are left out."""
     get, loss = case.get, case.get("loss")
     return bool(
-        (get("max_micro_batch") and get("policy") in ("static", "self-adaptive", "non-blocking"))
+        (get("max_micro_batch") and get("policy") in ("self-adaptive", "non-blocking"))
         or (loss == "own" and (get("weight_of") is False or get("weights") or get("masks")))
         or (loss == "sum" and get("weight_of"))
         or (get("weights") == "class" and get("outputs") == 2)

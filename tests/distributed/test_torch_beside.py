@@ -43,22 +43,23 @@ def require_exact(outcome):
 @cases(
     ddp=[
         "momentum", "lb-bsp", "k = 3", "k = 3, reduced each time", "max_micro_batch", "tokens, k = 3",
+        "bounds of each rank", "lengths, bounds of each rank",
         "lengths, by a worker", "penalty", "find_unused_parameters", "static_graph",
     ],
-    fsdp=["momentum", "clipped", "k = 3", "tokens, k = 3", "kept whole"],
+    fsdp=["momentum", "clipped", "k = 3", "tokens, k = 3", "kept whole", "bounds of each rank"],
 )  # fmt: skip
 def test_ddp_and_fsdp2_train_as_one_process_does(ranks, case):
     require_exact(ranks[0][case])
 
 
 @three
-@cases(ddp=["momentum", "k = 3"], fsdp=["momentum", "k = 3"])
+@cases(ddp=["momentum", "k = 3", "bounds of each rank"], fsdp=["momentum", "k = 3"])
 def test_three_ranks_of_ddp_and_fsdp2_train_as_one_process_does(ranks, case):
     require_exact(ranks[0][case])
 
 
 @horovod
-@cases(horovod=["momentum", "clipped", "tokens", "penalty", "k = 3", "sums"])
+@cases(horovod=["momentum", "clipped", "tokens", "penalty", "k = 3", "sums", "bounds of each rank"])
 def test_horovods_own_optimizer_trains_as_one_process_does(ranks, case):
     require_exact(ranks[0][case])
 

@@ -29,6 +29,21 @@ def test_a_trainer_trains_as_one_process_does(ranks, kind, k):
         assert outcome["evaluated"] >= 2
 
 
+@pytest.mark.parametrize(
+    ("case", "bound", "splits"),
+    [("bound by the Trainer", 7, 3), ("bound by the Trainer, tight", 6, 2), ("bound by name", 9, 3)],
+)
+def test_a_trainer_keeps_to_the_batch_of_each_device_unless_more_is_allowed_by_name(ranks, case, bound, splits):
+    """Where the bound is tight, a remainder that no rank could add to a round is a round of its own."""
+    for rank in ranks:
+        outcome = rank[case]
+        assert outcome["difference"] <= 1e-10
+        assert outcome["once"]
+        assert max(outcome["largest"]) == bound
+        assert outcome["splits"] >= splits
+        assert outcome["steps"] == outcome["planned"] == outcome["rounds"] == 10
+
+
 @pytest.mark.parametrize("lengths", ["group_by_length", "cost_of"])
 def test_a_trainer_divides_by_the_lengths_that_it_knows_and_trains_as_one_process_does(ranks, lengths):
     for rank in ranks:
@@ -57,7 +72,10 @@ def test_a_trainer_s_options_hold(ranks):
     ("attempt", "message"),
     [
         ("tokens of a rank", "ValueError: average_tokens_across_devices must be True"),
-        ("max_micro_batch", "ValueError: max_micro_batch.*gradient_accumulation_steps"),
+        ("too small", r"ValueError: global_batch=12 .*rank 0: 5, rank 1: 5\).*global_batch=10 .*gradient_accumulation"),
+        ("too small, in parts", r"ValueError: global_batch=12 .*in 3 micro-batch.*global_batch=6 "),
+        ("lightning, too small", r"ValueError: global_batch=12 .*rank 0: 3, rank 1: 4\).*global_batch=7 "),
+        ("lightning, too small, in parts", r"ValueError: global_batch=12 .*global_batch=6 .*micro_batches=6"),
         ("a batch that adapts", "ValueError: global_batch=Goodput.*steps of an epoch"),
         ("lightning and a batch that adapts", "ValueError: global_batch=Goodput.*steps of an epoch"),
         ("a size that is found", "ValueError: auto_find_batch_size"),

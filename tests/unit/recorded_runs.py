@@ -9,10 +9,12 @@ from hvd_hetero.columns import COLUMNS
 from hvd_hetero.rounds import FinishedRound, RoundPlan, RoundTable
 from hvd_hetero.telemetry import TelemetryWriter
 
+MEMORY = ("memory_base_mib", "memory_slope_mib", "memory_peak_mib")
+
 
 def table(workers: int = 2, **figures) -> RoundTable:
     """A table with these figures, one for all ranks or one for each; all else is 1."""
-    zeros = ("lap_s", "limit", "slope_s", "intercept_s", "saturation", "fixed_samples", "once_s")
+    zeros = ("lap_s", "limit", "slope_s", "intercept_s", "saturation", "fixed_samples", "once_s", *MEMORY)
     return tables.table(workers, **dict.fromkeys(COLUMNS, 1.0) | dict.fromkeys(zeros, 0.0) | figures)
 
 

@@ -537,7 +537,7 @@ def test_a_round_whose_gathered_part_is_lost_begins_again_with_its_limit_known_a
     table = job.finished[-1].table
     assert table.column("samples").tolist() == [100, 100], "each sample once"
     assert table.column("compute_s")[1] == 0.0, "of the attempt that was lost nothing is told"
-    assert table.column("limit").tolist() == [0, 45]
+    assert table.column("limit").tolist() == [50, 45]
     assert table.column("timed_samples").tolist() == [100, 0]
 
 

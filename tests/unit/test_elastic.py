@@ -169,7 +169,7 @@ def test_the_very_same_ranks_go_on_with_their_trials(count):
 
 def test_what_fits_no_memory_is_remembered_by_who_has_found_it_out():
     a, b, c = trained([300.0, 100.0, 200.0])
-    c.balancer.meter.limit = 20
+    c.balancer.meter.memory.failed = 20
     rounds([a, b, c], 1)
     plan = meet([a, c])
     assert max(plan.sizes(1)) <= 20

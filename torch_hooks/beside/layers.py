@@ -37,8 +37,8 @@ def leave_out_waits(meter: SpeedMeter) -> list[Any]:
             # There is no module if the constructor has failed, and a ScriptModule takes no such hooks.
             wrapped = vars(each).get("_modules", {}).get("module")
             if wrapped is not None and not isinstance(wrapped, torch.jit.ScriptModule):
-                handles.append(each.register_forward_pre_hook(_Hook(lambda *_: meter.hold()), prepend=True))
-                handles.append(wrapped.register_forward_pre_hook(_Hook(lambda *_: meter.release()), prepend=True))
+                handles.append(each.register_forward_pre_hook(Hook(lambda *_: meter.hold()), prepend=True))
+                handles.append(wrapped.register_forward_pre_hook(Hook(lambda *_: meter.release()), prepend=True))
         elif sharded and issubclass(kind, sharded):
             handles += _Sharded(meter).hooks(each)
     return handles
@@ -78,10 +78,10 @@ class _Sharded:
         """Register all hooks of the module and return their handles; after ``fully_shard`` has registered its own."""
         # Hooks of a module, and of a tensor, run in the order in which they were added, unless one is put first.
         return [
-            module.register_forward_pre_hook(_Hook(self._before_gather), prepend=True, with_kwargs=True),
-            module.register_forward_pre_hook(_Hook(self._behind_gather), with_kwargs=True),
-            module.register_forward_hook(_Hook(self._before_hook_of_output), prepend=True),
-            module.register_forward_hook(_Hook(self._behind_hook_of_output)),
+            module.register_forward_pre_hook(Hook(self._before_gather), prepend=True, with_kwargs=True),
+            module.register_forward_pre_hook(Hook(self._behind_gather), with_kwargs=True),
+            module.register_forward_hook(Hook(self._before_hook_of_output), prepend=True),
+            module.register_forward_hook(Hook(self._behind_hook_of_output)),
         ]
 
     def _before_gather(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
@@ -118,7 +118,7 @@ class _Sharded:
         self._meter.release()
 
 
-class _Hook:
+class Hook:
     """A hook that is neither traced by ``torch.compile`` nor part of copies and files of its module."""
 
     def __init__(self, hook: Callable[..., None]) -> None:
@@ -126,6 +126,7 @@ class _Hook:
         self._hook: Callable[..., None] = torch.compiler.disable(hook)  # type: ignore[no-untyped-call]
 
     def __call__(self, *args: Any) -> None:
+        """Call what it holds."""
         self._hook(*args)
 
     def __reduce__(self) -> tuple[Any, ...]:

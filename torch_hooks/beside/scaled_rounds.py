@@ -40,6 +40,7 @@ from torch_hooks.beside.comparison import Comparison
 from torch_hooks.beside.layers import hides_a_backward_pass, leave_out_waits
 from torch_hooks.beside.leaves import Leaves
 from torch_hooks.beside.local_squares import Noise
+from torch_hooks.beside.redone import Redone
 from torch_hooks.beside.shares import Shares
 from torch_hooks.beside.steps import IN_BETWEEN, Steps
 from torch_hooks.beside.trained import Reducer, Trained
@@ -105,6 +106,7 @@ class Beside:
         self._leaves = Leaves(trained)
         self._noise = Noise(balancer, trained, self.shares.means_of)
         self._comparison = Comparison(balancer, line, prefix, trained, self._noise)
+        self.redone = Redone()
         self._stage = _Stage.DONE
         self._share = 0.0
         """The factor of the batch's gradient."""
@@ -139,9 +141,12 @@ class Beside:
         """Whether all of this rank's gradients of the batch are there, and reduced."""
         return self._stage is _Stage.DONE
 
-    def begin(self, work: MicroBatch, input_s: float) -> None:
-        """Begin a batch that was drawn after ``input_s`` seconds of waiting for it."""
+    def begin(self, work: MicroBatch, input_s: float, *, held: bool = False) -> None:
+        """Begin a batch that was drawn after ``input_s`` seconds of waiting; ``held``: a part that others follow."""
         self._require_whole()
+        self.redone.begin(first=not self._balancer.in_round, held=held)
+        if held:
+            self._leaves.end_batch(last=True)  # what the round has gathered is not where it was
         _here.at_work = [*(weakref.ref(each) for each in _at_work() if each is not self), weakref.ref(self)]
         self._stage = _Stage.DRAWN
         self.steps.begin_batch()
@@ -185,7 +190,7 @@ class Beside:
         self.steps.end_batch()
         if self._balancer.in_round:
             self._balancer.abandon()
-            for part in (self._noise, self._leaves, self.shares, self.steps):
+            for part in (self._noise, self._leaves, self.shares, self.steps, self.redone):
                 part.forget()
 
     def scale(self, loss: torch.Tensor, *, normalised: bool = False) -> torch.Tensor:
@@ -251,6 +256,7 @@ class Beside:
                 )
         if self._share:
             self._comparison.look(loss)
+        self.redone.scaled(loss, last=self._balancer.work.last)
         self._leaves.note(loss, last=self._balancer.work.last, several=len(_at_work()) > 1)
         self._meter.forward_done(self._balancer.work.samples)
         self._stage = _Stage.SCALED
@@ -260,6 +266,7 @@ class Beside:
             # Not when the loss is scaled: zero_grad() may come between that and backward().
             if self._leaves.left_over:
                 raise RoundStateError(_LEFT_OVER)
+            self.redone.backward_begins(last=self._balancer.work.last)
             self._noise.backward_begins(gradient)
         # No reducer has queued a callback by now, so this one runs first: when this rank's last gradient is there, and
         # before other ranks are waited for.
@@ -283,7 +290,22 @@ class Beside:
         self._meter.waited(self._meter.batch.clock() - self._meter.batch.done_at)
         if self._balancer.closing:
             self._noise.complete()
+        self.redone.backward_ends()
         self.steps.reduced()
+
+    def guard(self) -> None:
+        """Prepare to undo the micro-batch that has begun."""
+        self.redone.guard(last=self._balancer.work.last)
+
+    def undo(self) -> bool:
+        """Undo it; return whether that was possible."""
+        if self.done or not self.redone.undo(in_backward=self._stage is _Stage.SCALED):
+            return False
+        self._stage = _Stage.DONE
+        self.steps.end_batch()
+        self._noise.forget()
+        self._leaves.end_batch(last=True)
+        return True
 
     def step_begins(self, optimizer: torch.optim.Optimizer, *, closure: bool) -> None:
         """Note that an optimizer begins a step in the thread that trains. ``closure``: it has one to call."""

@@ -104,7 +104,8 @@ class Steps:
 
     def _require_complete(self) -> None:
         if self._balancer.between_updates:
-            raise RoundStateError(f"step() {IN_BETWEEN}")
+            planner = self._balancer.planner
+            raise RoundStateError(f"step() {IN_BETWEEN}. {planner.room.lack(planner.global_batch)}".rstrip(". "))
 
     def _update_begins(self, now: float) -> None:
         self._update_began_at = now

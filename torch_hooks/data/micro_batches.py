@@ -87,8 +87,9 @@ class MicroBatches:
                 began_at = time.perf_counter()
                 self.before_round()
                 asked_at += time.perf_counter() - began_at  # no waiting for data
-            if most := session.meter.most_of(work):  # planned before the limit was known
+            if session.goes_in_parts and (most := session.meter.most_of(work)):  # planned before the limit was known
                 del batch
+                session.closed = closed
                 yield from self._in_parts(Parts(work, indices, most, cramped=False), asked_at)
                 self.note_finished()
                 continue
@@ -153,23 +154,24 @@ class MicroBatches:
         while parts and session.balancer.rounds == rounds:  # another rank may end it
             work, indices = parts.take()
             batch = self._collate(self._fetch(indices))
-            work = self._weighed(work, batch)
+            work = self._weighed(work, batch, part=True)
             if not (work.samples or work.last):
                 continue
-            session.begin(work, time.perf_counter() - asked_at, cramped=parts.cramped)
+            session.begin(work, time.perf_counter() - asked_at, cramped=parts.cramped, held=bool(parts))
             if not work.samples:
                 session.idle_round()
                 return
             parts.cramped = False
             yield batch
+            session.leave_body()
             del batch
             if most := session.shortage.take_parts():
                 parts.again(most)
             asked_at = time.perf_counter()
 
-    def _weighed(self, work: MicroBatch, batch: Any) -> MicroBatch:
+    def _weighed(self, work: MicroBatch, batch: Any, *, part: bool = False) -> MicroBatch:
         """Return the micro-batch with what it counts; without samples if that is nothing and no rank waits for it."""
-        weight = self._told.popleft() if self._told else self._weigh(batch, work.samples)
+        weight = self._told.popleft() if self._told and not part else self._weigh(batch, work.samples)
         if weight is None:
             return work
         if weight == 0.0 and self._session.beside is None:

@@ -43,12 +43,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the command; the exit code is 1 if the times follow no curve."""
     from hvd_hetero.measurement.device_curve import profile_step
+    from hvd_hetero.measurement.memory import CudaGauge, MemoryMeter
 
     for name in ("smallest", "largest", "longest", "repeats"):
         if not 0 < getattr(args, name) < math.inf:
             raise ValueError(f"--{name} must be positive and finite, got {getattr(args, name)}; leave it out")
 
-    step = _function(args.step)
+    step, memory = _function(args.step), MemoryMeter()
+    if (torch := sys.modules.get("torch")) is not None and torch.cuda.is_available():
+        memory.gauge = CudaGauge(torch.cuda)
     with status("the first size", quiet=args.quiet or args.json) as tell:
         curve = profile_step(
             step,
@@ -58,16 +61,22 @@ def run(args: argparse.Namespace) -> int:
             repeats=args.repeats,
             done=_wait_for_device,
             release=_release,
+            memory=memory,
             progress=lambda m: tell(
                 f"{m.batch} samples: {m.median_s:.4g} s" if m.fits else f"{m.batch} samples do not fit"
             ),
         )
     if args.json:
         measured = [{"batch": m.batch, "seconds": list(m.seconds), "fits": m.fits} for m in curve.measured]
+        line = {"base_mib": memory.base / 2**20, "slope_mib": memory.slope / 2**20, "fits": memory.learned}
         gamma = None if curve.gamma is None else {name: getattr(curve.gamma, name) for name in _GAMMA}
-        sys.stdout.write(json.dumps({"measured": measured, "gamma": gamma, "why": curve.why}, indent=1) + "\n")
+        sys.stdout.write(
+            json.dumps({"measured": measured, "gamma": gamma, "why": curve.why, "memory": line}, indent=1) + "\n"
+        )
     else:
         _write(curve, args.step)
+        if memory.line:
+            printer().print(f"A step of x samples takes {memory.line} in {memory.share:.0%} of what is free.")
     return 0 if curve.gamma is not None else 1
 
 

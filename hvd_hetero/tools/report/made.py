@@ -14,6 +14,7 @@ from hvd_hetero.telemetry.files import named
 from hvd_hetero.telemetry.run import Run, read_run
 from hvd_hetero.tools.report.causes import Cause, causes
 from hvd_hetero.tools.report.figures import Figures, figures
+from hvd_hetero.tools.report.memory_words import decided_by_memory, memory_note
 from hvd_hetero.tools.report.verdict import Verdict, verdict
 from hvd_hetero.tools.report.words import named_ranks, percent
 from hvd_hetero.tools.report.work import LONGEST_ROUND_S, Bools, impossible
@@ -37,7 +38,7 @@ class Report:
     notes: Sequence[str]
     """What is missing from the run."""
     costs: str = ""
-    """What samples cost; "": all the same, or not known."""
+    """What samples cost, and what memory they take; "": all the same, or not known."""
     prices: Sequence[float] = ()
     """What each rank costs per hour; empty: not known."""
 
@@ -87,7 +88,9 @@ def report_of(run: Run, name: str, *, replayed: bool = True) -> Report:
         why = causes(run.take(slice(None, None, every)), found.shares)
     notes = [f"In a run as large as this, causes are looked for in 1 round of {every}."] if every > 1 else []
     notes += _missing(run, found, {**impossible(run), "work": np.nan_to_num(recorded.work) != run.work})
-    return Report(name, found, why, verdict(found, why), notes, _cost_note(run))
+    told = verdict(found, why)
+    told = replace(told, why=" ".join(filter(None, (told.why, decided_by_memory(run)))))
+    return Report(name, found, why, told, notes, " ".join(filter(None, (_cost_note(run), memory_note(run)))))
 
 
 def _missing(run: Run, found: Figures, wrong_figures: dict[str, Bools]) -> list[str]:

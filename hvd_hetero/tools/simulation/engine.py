@@ -32,6 +32,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from hvd_hetero.bounds import NO_BOUND
 from hvd_hetero.columns import COLUMNS
 from hvd_hetero.data.sample_order import EpochEnd
 from hvd_hetero.planner import Planner
@@ -136,6 +137,8 @@ class RoundSimulation:
         self.planner.set_lead(self.options.lead)
         self.now_s = 0.0
         self.meters = SpeedMeters(self.machines, policy, self.planner.typical_size, predictor)
+        for meter, said in zip(self.meters.each, self.planner.room.said.tolist(), strict=True):
+            meter.memory.said = said if said < NO_BOUND else 0
         self._wait_s = np.full(n, np.nan)
         self.result = Simulated(policy.name, n)
 

@@ -19,8 +19,11 @@ class EveryRoundAnother(Policy):
     def __init__(self, most: int, idle: int = 0) -> None:
         self.most = most
         self.idle = idle
-        self.max_micro_batch = None if most == 1 else 1
         self.round = 0
+
+    @property
+    def accumulates(self) -> bool:
+        return self.most > 1
 
     def first(self, workers: int, global_batch: int) -> RoundPlan:
         return self._plan(workers, global_batch)

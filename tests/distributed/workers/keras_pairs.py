@@ -149,11 +149,11 @@ def weight_of(case: dict[str, Any]) -> Any:
 
 
 def policy_of(case: dict[str, Any]) -> Any:
-    limit = case["max_micro_batch"]
+    limit = [3, 2] if case["max_micro_batch"] == "of each rank" else case["max_micro_batch"]
     return {
         "bsp": lambda: BSP(max_micro_batch=limit),
         "shifting": lambda: Shifting(max_micro_batch=limit),
-        "static": lambda: StaticAllocation([1, 2]),
+        "static": lambda: StaticAllocation([1, 2], max_micro_batch=limit),
         "self-adaptive": lambda: SelfAdaptive(total=4, every=2),
         "non-blocking": lambda: NonBlocking(2),
     }[case["policy"]]()

@@ -24,6 +24,7 @@ from torch_common import refusal
 
 from hvd_hetero import late_tables
 from hvd_hetero.policies import LBBSP, Goodput, Policy, StaticAllocation, goodput
+from hvd_hetero.policies.policy import checked_micro_batch
 from hvd_hetero.rounds import FinishedRound, RoundPlan
 from hvd_hetero.session import balancer_of
 from hvd_hetero.telemetry import read_run
@@ -42,8 +43,10 @@ class Shifting(Policy):
     name = "shifting"
     shares_alone: ClassVar[bool] = True
 
-    def __init__(self) -> None:
+    def __init__(self, max_micro_batch: Any = None) -> None:
         self.tables = 0
+        if max_micro_batch is not None:
+            self.max_micro_batch = checked_micro_batch(max_micro_batch)
 
     def first(self, workers: int, global_batch: int) -> RoundPlan:
         return self._plan(workers, global_batch)
@@ -113,6 +116,7 @@ class Case:
     costs_s: float = 0.0
     tokens: bool = False
     lengths: bool = False
+    largest: list[float] | None = None
     adapts: Literal["adascale", "square-root"] | None = None
 
 
@@ -121,6 +125,8 @@ COMMON = {
     "momentum": Case(),
     "clipped": Case(clip=True),
     "lb-bsp": Case(policy=lambda: LBBSP(tolerance=0.0), costs_s=late_tables._COSTS_S),
+    "bounds of each rank": Case(policy=lambda: Shifting([8, 5, 6][: hvd.size()])),
+    "lengths, bounds of each rank": Case(lengths=True, largest=[70.0, 45.0, 55.0]),
     "k = 3": Case("adamw", micro_batches=3),
     "tokens": Case(tokens=True),
     "tokens, k = 3": Case("adamw", tokens=True, micro_batches=3),
@@ -219,6 +225,7 @@ def train(case: Case, how: str) -> dict[str, Any] | None:
         Indexed(), balance, shuffle=True, seed=5, stop_at=ROUNDS, micro_batches=case.micro_batches,
         num_workers=int(case.lengths), weight_of=tokens_in if case.tokens else None,
         cost_of=LENGTHS if case.lengths else None,
+        max_micro_batch_cost=None if case.largest is None else case.largest[: hvd.size()],
     )  # fmt: skip
     seen: list[list[list[int]]] = [[] for _ in range(ROUNDS)]
     tables: list[FinishedRound] = []

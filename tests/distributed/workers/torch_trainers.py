@@ -28,7 +28,7 @@ from transformers import (  # noqa: E402
 )
 
 from hvd_hetero import late_tables  # noqa: E402
-from hvd_hetero.policies import LBBSP, Goodput  # noqa: E402
+from hvd_hetero.policies import Goodput  # noqa: E402
 from hvd_hetero.session import balancer_of  # noqa: E402
 from torch_hooks import BalancedLoader, LoadBalance  # noqa: E402
 from torch_hooks.lightning import ScaleLoss  # noqa: E402
@@ -77,7 +77,7 @@ def trainer_of(kind: str, seen: list[list[int]], micro_batches: int, **options: 
         seen.append([each["index"] if data is texts else each for each in samples])
         return batch_of(kind, seen[-1])
 
-    balance = options.pop("balance", None) or LoadBalance(Shifting(), global_batch=BATCH)
+    balance = options.pop("balance", None) or LoadBalance(Shifting(max_micro_batch=[9, 10]), global_batch=BATCH)
     cost_of = options.pop("cost_of", None)
     arguments = TrainingArguments(
         os.path.join(os.environ[RUN_DIR], options.pop("path", "none")), use_cpu=True, report_to=[], disable_tqdm=True,
@@ -139,6 +139,7 @@ def trained(kind: str, micro_batches: int, **more: Any) -> dict[str, Any]:
 
     trainer.evaluation_loop = evaluate  # type: ignore[method-assign]
     trainer.train()
+    largest = max(map(len, seen))
     rounds, splits = together(seen, micro_batches)
     expected, losses = reference(kind, rounds)
     logged = [log["loss"] for log in trainer.state.log_history if "loss" in log]
@@ -151,6 +152,7 @@ def trained(kind: str, micro_batches: int, **more: Any) -> dict[str, Any]:
         "evaluated": len(count),
         "steps": trainer.state.global_step,
         "planned": trainer.state.max_steps,
+        "largest": hvd.allgather_object(largest, name="largest"),
     }
 
 
@@ -195,13 +197,28 @@ def adapting() -> LoadBalance:
     return LoadBalance("bsp", global_batch=Goodput(start=BATCH, least=BATCH, most=2 * BATCH))
 
 
+def bounded(size: int, policy: Any) -> dict[str, Any]:
+    return trained("samples", 1, per_device_train_batch_size=size, balance=LoadBalance(policy, global_batch=BATCH))
+
+
+def too_small(size: int, micro_batches: int) -> str:
+    options = {"per_device_train_batch_size": size, "num_train_epochs": 1}
+    balance = LoadBalance(Shifting(), global_batch=BATCH)
+    return refusal(lambda: trainer_of("samples", [], micro_batches, balance=balance, **options).train())
+
+
 def refused() -> dict[str, str]:
     def of(**options: Any) -> str:
         return refusal(lambda: trainer_of("tokens", [], 1, **options))
 
     return {
         "tokens of a rank": of(average_tokens_across_devices=False),
-        "max_micro_batch": of(balance=LoadBalance(LBBSP(max_micro_batch=2), global_batch=BATCH)),
+        "too small": too_small(5, 1),
+        "too small, in parts": too_small(1, 3),
+        "lightning, too small": refusal(lambda: fitted(Module(), [], 1, policy=Shifting([3, 4]), max_epochs=1)),
+        "lightning, too small, in parts": refusal(
+            lambda: fitted(Module(), [], 3, policy=Shifting({"cpu": 1}), max_epochs=1)
+        ),
         "a batch that adapts": of(balance=adapting()),
         "lightning and a batch that adapts": refusal(lambda: ScaleLoss(adapting())),
         "a size that is found": of(auto_find_batch_size=True),
@@ -275,13 +292,14 @@ def fitted(
     resume: str | None = None,
     divided_by: int | None = None,
     data: Any = None,
+    policy: Any = None,
     **options: Any,
 ) -> None:
     def collate(samples: list[int]) -> list[int]:
         seen.append(list(samples))
         return list(samples)
 
-    balance = LoadBalance(Shifting(), global_batch=BATCH)
+    balance = LoadBalance(policy or Shifting(), global_batch=BATCH)
     order = {"stream": "whole"} if data else {"shuffle": True, "seed": 5}
     loader = BalancedLoader(
         data or Indexed(SAMPLES), balance, micro_batches=micro_batches, collate_fn=collate, **order
@@ -300,6 +318,9 @@ def cases() -> dict[str, Callable[[], Any]]:
     return {
         "refused": refused,
         "options": options,
+        "bound by the Trainer": lambda: bounded(7, Shifting()),
+        "bound by the Trainer, tight": lambda: bounded(6, Shifting()),
+        "bound by name": lambda: bounded(2, Shifting(max_micro_batch={"cpu": 9})),
         "costs, group_by_length": lambda: by_cost(3, train_sampling_strategy="group_by_length"),
         "costs, cost_of": lambda: by_cost(1, cost_of=[length_of(i) for i in range(SAMPLES)]),
         "tokens, k = 1": lambda: trained("tokens", 1),

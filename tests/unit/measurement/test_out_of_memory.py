@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hvd_hetero.measurement.memory_errors import is_out_of_memory, not_done_again
+from hvd_hetero.measurement.memory_errors import is_out_of_memory
 
 
 class OutOfMemoryError(RuntimeError):
@@ -47,9 +47,3 @@ class InternalError(OpError):
 )
 def test_only_short_memory_is_short_memory(error, expected):
     assert is_out_of_memory(error) is expected
-
-
-def test_what_cannot_be_done_again_names_rank_moment_and_size():
-    error = str(not_done_again(7, 2, 64, "while gradients were summed"))
-    assert error.startswith("round 7: rank 2 ran out of memory while gradients were summed; set max_micro_batch")
-    assert "below 64" in error

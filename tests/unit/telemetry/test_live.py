@@ -48,6 +48,14 @@ def test_a_line_has_rounds_rate_waiting_and_batches():
     )
 
 
+def test_a_line_has_the_bounds_and_peaks_of_memory():
+    stream = io.StringIO()
+    _, finish = viewed(stream)
+    for _ in range(3):
+        finish(samples=[40, 24], limit=[57, 24], memory_peak_mib=[20000.0, 11500.4])
+    assert stream.getvalue().splitlines()[-1].endswith("batches 40 24 of at most 57 24, 20000 11500 MiB")
+
+
 def test_a_thousand_ranks_are_told_in_short():
     stream = io.StringIO()
     _, finish = viewed(stream, 1000)

@@ -27,7 +27,7 @@ DEVICE = {
     "collecting": 0.0625, "clock": 0.75, "sent_mb_s": 12.5,
     "work": 7.5, "cost_number": 0.25, "cost_length": 0.5, "cost_square": 0.125, "cost_padded": 0.125,
     "cost_padded_square": 0.125, "padding": 0.375,
-    "by_number": 1.5,
+    "by_number": 1.5, "memory_base_mib": 1024.0, "memory_slope_mib": 450.0, "memory_peak_mib": 11500.0,
 }  # fmt: skip
 
 

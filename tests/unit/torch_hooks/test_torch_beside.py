@@ -442,11 +442,6 @@ def wrapped_too_late(balance, model, x, optimizer):
     DistributedOptimizer(optimizer, balance)
 
 
-def done_again(balance, model, x, optimizer):
-    with balance.surviving_out_of_memory():
-        trained(balance, model, x, optimizer)
-
-
 @pytest.mark.parametrize(
     ("body", "options", "message"),
     [
@@ -464,7 +459,6 @@ def done_again(balance, model, x, optimizer):
         (weighing(lambda balance: int(balance.rounds != 3)), {}, r"weight_of gave 0.*round 3\b"),
         (weighing(lambda balance: -1), {}, "weight must be.*-1"),
         (weighing(lambda balance: 3), {"weight_of": len}, "weight of scale.*weight_of"),
-        (done_again, {}, r"batch.*reducer"),
         (accumulates, {}, "TypeError: model must be a DistributedDataParallel or sharded by fully_shard"),
     ],
 )

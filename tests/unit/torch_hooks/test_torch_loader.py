@@ -74,7 +74,7 @@ def test_samples_that_are_read_again_in_parts_count_as_waiting_for_data(known, m
     input_s = []
     balancer_of(balance).observer = lambda finished: input_s.extend(finished.table.figures("input_s"))
     if known:
-        balancer_of(balance).meter.limit = 4
+        balancer_of(balance).meter.memory.failed = 4
     for x, y in loader:
         with balance.surviving_out_of_memory():
             if len(x) == BATCH:

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from hvd_hetero.measurement.device_curve import profile_step
+from hvd_hetero.measurement.memory import MemoryMeter
 from hvd_hetero.tools.cli import commands as cli
 from hvd_hetero.tools.simulation.description import read_description
 from tests.support.device_model import DeviceModel
@@ -55,6 +56,29 @@ def test_the_curve_is_found_and_memory_to_a_hundredth():
     assert 777 - 8 <= curve.gamma.out_of_memory == curve.largest <= 777 < curve.smallest_failure <= 777 + 8
     assert len(released) == sum(not m.fits for m in curve.measured)
     assert [m.batch for m in curve.measured] == sorted({m.batch for m in curve.measured})
+
+
+class Gauge:
+    """40 + x MiB of 500, for the latest size."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    def reset(self) -> None:
+        pass
+
+    def peak(self) -> float:
+        return (40.0 + self.world.seen[-1]) * 2**20
+
+    def available(self) -> float:
+        return 500.0 * 2**20
+
+
+def test_the_line_of_memory_is_found_and_the_largest_batch_with_headroom():
+    world, memory = World(), MemoryMeter()
+    memory.gauge = Gauge(world)
+    profile_step(step_of(world, model(world, 1e-3, 8e-3, 24, 460)), clock=world.clock, memory=memory)
+    assert memory.line == "40 + 1 x MiB on this rank, so 410 fit"
 
 
 def test_it_ends_with_the_first_size_that_takes_too_long():

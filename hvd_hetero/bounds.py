@@ -1,0 +1,101 @@
+"""Bounds of a micro-batch that users say: one for all ranks, one for each rank, or one for each kind of device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from hvd_hetero.checks import FloatArray, IntArray
+from hvd_hetero.errors import PlanMismatchError
+from hvd_hetero.rounds import MAX_ROUND_SAMPLES, RoundPlan
+
+Said: TypeAlias = "float | Sequence[float] | Mapping[str, float] | None"
+"""A bound, a list with one for each rank, or a dict with one for each name of a device; None: there is none."""
+
+NO_BOUND = MAX_ROUND_SAMPLES
+
+
+def checked_bounds(name: str, said: Any, check: Callable[[str, Any], Any]) -> Any:
+    """Return the bounds as plain data, each passed through ``check(name, bound)``."""
+    if said is None:
+        return None
+    if isinstance(said, Mapping):
+        return {str(device): check(f"{name}[{device!r}]", bound) for device, bound in said.items()}
+    if isinstance(said, list | tuple | np.ndarray):
+        return tuple(check(f"{name}[{rank}]", bound) for rank, bound in enumerate(said))
+    return check(name, said)
+
+
+def bounds_of_ranks(name: str, said: Any, workers: int, devices: Sequence[str] = ()) -> Any:
+    """Return one bound for all ranks, a tuple with one for each, or None. ``devices``: of each rank, by name."""
+    if isinstance(said, Mapping):
+        if not any(devices):
+            raise ValueError(f"{name} by the names of devices is for PyTorch; give a list with one bound a rank")
+        if strangers := sorted(set(said) - set(devices)):
+            raise ValueError(
+                f"{name} names {strangers}, which no rank has; the devices of ranks 0 to {workers - 1} are "
+                f"{list(devices)}"
+            )
+        return tuple(said.get(device, NO_BOUND) for device in devices)
+    if isinstance(said, list | tuple | np.ndarray) and len(said) != workers:
+        raise ValueError(f"{name} must hold one bound for each of {workers} ranks, got {len(said)}: {list(said)}")
+    return said
+
+
+def require_same_bounds(name: str, said: Sequence[Any], remedy: str) -> None:
+    """Raise on all ranks if they have been given other bounds."""
+    for rank, each in enumerate(said):
+        if each != said[0]:
+            raise PlanMismatchError(
+                f"{name} must be the same on all ranks, got {each!r} on rank {rank} and {said[0]!r} on rank 0; {remedy}"
+            )
+
+
+def bounds_array(said: Any, workers: int) -> IntArray:
+    """Return bounds as one number for each rank; `NO_BOUND` for none, or 0."""
+    bounds = np.broadcast_to(np.asarray(0 if said is None else said, dtype=np.int64), workers)
+    return np.where(bounds > 0, bounds, NO_BOUND)
+
+
+class Room(NamedTuple):
+    """What the micro-batches of a round may hold as said, and how many there are where all ranks do equally many."""
+
+    said: IntArray
+    least: int = 0
+    """Micro-batches of each rank, at least; 0: each does as many as it needs."""
+    exactly: bool = False
+    """True: not more, whatever the samples need."""
+
+    @property
+    def most(self) -> float:
+        """The samples of the largest round."""
+        return self.least * int(self.said.sum()) if self.exactly else math.inf
+
+    def bounded(
+        self, plan: RoundPlan, learned: IntArray | None = None, heads: FloatArray | float = 0.0, multiple_of: int = 1
+    ) -> RoundPlan:
+        """Return the plan with no micro-batch beyond its rank's bound, as far as that is possible.
+
+        Where all ranks do equally many micro-batches, shares are capped, and other ranks take the rest. These are more
+        than ``least`` only if that is needed by what is said, since the user's loop must be made for it.
+        """
+        bounds = self.said if learned is None else np.minimum(self.said, learned)
+        if not self.least:
+            return plan.within(bounds)
+        count = self.least if self.exactly else max(self.least, -(-plan.total // int(self.said.sum())))
+        return plan.capped(count * bounds, heads, multiple_of)
+
+    def lack(self, total: int) -> str:
+        """Return what to say if a round holds more samples than ``least`` micro-batches do; else nothing."""
+        each, room = int(self.said.sum()), max(self.least, 1) * int(self.said.sum())
+        if room >= total:
+            return ""
+        ranks = ", ".join(f"rank {rank}: {bound}" for rank, bound in enumerate(self.said.tolist()))
+        return (
+            f"global_batch={total} does not fit: in {self.least} micro-batch(es) of each rank, max_micro_batch "
+            f"({ranks}) allows global_batch={room} at most; lower it, raise max_micro_batch, or give the loader "
+            f"micro_batches={-(-total // each)} (gradient_accumulation_steps of a Trainer)"
+        )

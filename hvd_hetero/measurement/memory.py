@@ -1,0 +1,160 @@
+r"""How much memory a micro-batch takes on this rank's device, and how large one may be.
+
+The peak of x samples (or of samples that cost as much as x) is a line, as their time is:
+
+    p(x) = p0 + s x,        x_max = (M share - p0 - r) / s.
+
+M is what the process may hold at most, ``share`` of which is used, and r the farthest that a peak was above the line.
+The line goes through the largest peaks of the sizes at hand, from half of the largest size on. Before sizes differ
+by a quarter, it goes from 0 through the largest one, which is safe: no line with p0 >= 0 is steeper. No size exceeds
+the largest so far by more than a quarter, so a line that bends upwards is seen before memory ends.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Protocol
+
+import numpy as np
+
+from hvd_hetero.checks import FloatArray
+from hvd_hetero.kept import Figure, Kept
+
+HEADROOM = 0.1
+"""How far a limit stays below what failed: what fits once may not fit in fragmented memory (arbitrary)."""
+SHARE = 1.0 - HEADROOM
+
+_GROWTH = 1.25
+_SIZES = 16
+_LOOKS = 16  # a known size is measured again after as many micro-batches: a reading takes a tenth of a millisecond
+_MIB = 2.0**20
+
+
+class MemoryGauge(Protocol):
+    """What tells of a device's memory, in bytes."""
+
+    def reset(self) -> None:
+        """Begin to note the peak."""
+
+    def peak(self) -> float:
+        """Return what this process has held at most since ``reset``."""
+
+    def available(self) -> float:
+        """Return what this process could hold at most, what it holds included."""
+
+
+class CudaGauge:
+    """PyTorch's allocator of this process's device, and what others leave of it. ``cuda`` is ``torch.cuda``."""
+
+    def __init__(self, cuda: Any) -> None:
+        self._cuda = cuda
+
+    def reset(self) -> None:
+        """Begin to note the peak."""
+        self._cuda.reset_peak_memory_stats()
+
+    def peak(self) -> float:
+        """Return what this process has held at most since ``reset``."""
+        return float(self._cuda.max_memory_allocated())
+
+    def available(self) -> float:
+        """Return what this process could hold at most: what it has reserved, and what is free."""
+        free, total = self._cuda.mem_get_info()
+        fraction = getattr(self._cuda, "get_per_process_memory_fraction", lambda: 1.0)()
+        return float(min(free + self._cuda.memory_reserved(), fraction * total))
+
+
+class MemoryMeter(Kept):
+    """The bounds of one rank's micro-batches: as said, by the line, and by what has failed."""
+
+    KEPT = (Figure("failed", whole=True),)
+
+    def __init__(self) -> None:
+        self.gauge: MemoryGauge | None = None
+        self.share = SHARE
+        self.said = 0
+        """What the user has said; 0: nothing."""
+        self.failed = 0
+        """The largest size allowed since one did not fit; 0: none has failed."""
+        self.base = self.slope = self.peak = 0.0
+        """p0, s, and the peak of the largest size, in bytes; 0: not known."""
+        self._by_line = 0
+        self._peaks: dict[int, float] = {}
+        self._warm = False
+        self._measures = 0  # the size at hand, if it is measured
+        self._unmeasured = 0
+
+    @property
+    def learned(self) -> int:
+        """The largest size that is known to fit; 0: any."""
+        return min(filter(None, (self._by_line, self.failed)), default=0)
+
+    @property
+    def bound(self) -> int:
+        """The largest size allowed; 0: any."""
+        return min(filter(None, (self.said, self.learned)), default=0)
+
+    @property
+    def line(self) -> str:
+        """The line in words, and the bound that follows from it; empty if it is not known."""
+        if not self.slope:
+            return ""
+        return f"{self.base / _MIB:.0f} + {self.slope / _MIB:.3g} x MiB on this rank, so {self.learned} fit"
+
+    def begin(self, size: float) -> None:
+        """Begin a micro-batch of this size."""
+        self._measures = 0
+        if self.gauge is None or size < 1.0:
+            return
+        self._unmeasured += 1
+        if round(size) not in self._peaks or self._unmeasured >= _LOOKS:
+            self._measures, self._unmeasured = round(size), 0
+            self.gauge.reset()
+
+    def done(self, *, warm: bool) -> None:
+        """End it. ``warm``: the optimizer has its state, which fills memory from the second round on."""
+        size, self._measures = self._measures, 0
+        if self.gauge is None or not size:
+            return
+        if warm and not self._warm:
+            self._peaks.clear()
+        self._warm = warm
+        peak = self.gauge.peak()
+        if peak > 0.0:  # else the work is elsewhere
+            self._peaks[size] = max(peak, self._peaks.pop(size, 0.0))  # the latest size comes last
+            self._learn(self.share * self.gauge.available())
+
+    def fail(self, size: int) -> None:
+        """Note that a micro-batch of this size did not fit."""
+        self.failed = max(1, min(int(size * SHARE), size - 1, self.failed or size))
+        self._measures = 0
+
+    def row(self) -> dict[str, float]:
+        """Return the figures for the table."""
+        mib = {"memory_base_mib": self.base, "memory_slope_mib": self.slope, "memory_peak_mib": self.peak}
+        return {"limit": self.bound} | {name: of / _MIB for name, of in mib.items()}
+
+    def _learn(self, available: float) -> None:
+        largest = max(self._peaks)
+        while len(self._peaks) > _SIZES:
+            del self._peaks[next(size for size in self._peaks if size != largest)]
+        self.peak = self._peaks[largest]
+        if not self._warm:
+            self._by_line = largest
+            return
+        sizes, peaks = (np.array([*of], dtype=np.float64) for of in (self._peaks, self._peaks.values()))
+        near = 2 * sizes >= largest
+        self.base, self.slope, rest = _line(sizes[near], peaks[near])
+        fits = (available - self.base - rest) / self.slope if self.slope > 0.0 else math.inf
+        self._by_line = max(1, int(min(fits, max(_GROWTH * largest, largest + 1.0))))
+
+
+def _line(sizes: FloatArray, peaks: FloatArray) -> tuple[float, float, float]:
+    """Return p0, s and r."""
+    if sizes.max() < _GROWTH * sizes.min():
+        largest = sizes.argmax()
+        return 0.0, float(peaks[largest] / sizes[largest]), 0.0
+    apart = sizes - sizes.mean()
+    slope = max(float(apart @ peaks / (apart @ apart)), 0.0)
+    base = max(float(peaks.mean() - slope * sizes.mean()), 0.0)
+    return base, slope, float((peaks - base - slope * sizes).max())

@@ -1,0 +1,163 @@
+"""Micro-batches beside a reducer that are done again in parts, since memory was short."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import torch
+
+from torch_hooks.beside.layers import Hook, leaves_of
+
+
+class PartDone(Exception):  # noqa: N818 - no error: it ends the loop's body
+    """A part of a micro-batch is done; what follows in the loop's body is for the whole."""
+
+
+class Redone:
+    """A micro-batch beside a reducer that did not fit: only the last of its parts is reduced, with what others brought.
+
+    A part that is not the last ends the loop's body when its backward pass is over, by ``PartDone``. Its gradients are
+    kept here, since the body may clear them, until the last part's backward pass begins.
+    """
+
+    def __init__(self) -> None:
+        self.held = False
+        """True: a part is at work that is not reduced."""
+        self.sent: list[Any] = []
+        """The models that have sent their buffers in this batch."""
+        self._in_parts = self._reduces = False
+        self._parameters: dict[int, torch.Tensor] = {}
+        """What has a gradient of this round so far, by identity, as far as it is not reduced yet."""
+        self._kept: dict[int, torch.Tensor] = {}
+        self._known: list[weakref.ref[Any]] | None = None
+        """What reduces gradients in this process; None: the loop does not survive."""
+        self._passes: list[Callable[[], None]] = []
+        """What restores the passes that each of Horovod's optimizers has counted before this batch."""
+        self._deferred = ExitStack()
+
+    @property
+    def possible(self) -> bool:
+        """True if the loop survives, and no layer waits for other ranks in it."""
+        return self._known is not None and not any(hasattr(each, "unshard") for each in self._wrappers)
+
+    @property
+    def _wrappers(self) -> list[Any]:
+        return [each for known in self._known or () if (each := known()) is not None]
+
+    def begin(self, *, first: bool, held: bool) -> None:
+        """Begin a batch. ``first``: of its round. ``held``: a part that others follow."""
+        self._deferred.close()
+        self.held, self.sent = held, []
+        if first:
+            self.forget()
+        if held:
+            self._part()
+        for each in self._wrappers if held else ():
+            if isinstance(each, torch.nn.parallel.DistributedDataParallel):
+                self._deferred.callback(setattr, each, "require_backward_grad_sync", each.require_backward_grad_sync)
+                each.require_backward_grad_sync = False
+            else:
+                self._deferred.callback(_as_now(each))
+                each._allreduce_delay.update({p: delay + 1 for p, delay in each._allreduce_delay.items()})
+
+    def forget(self) -> None:
+        """Forget an unfinished round."""
+        self._deferred.close()
+        self._in_parts, self._parameters, self._kept = False, {}, {}
+
+    def guard(self, *, last: bool) -> None:
+        """Be able to undo the batch that has begun. ``last``: of its round, whose backward pass reduces."""
+        if self._known is None:
+            self._known, mine = [weakref.ref(each) for each in _reducers()], weakref.ref(self)
+            for each in self._wrappers:
+                if isinstance(each, torch.nn.parallel.DistributedDataParallel):
+                    each.module.register_forward_pre_hook(Hook(partial(_note_sent, mine, weakref.ref(each))))
+        if not self.held:
+            self._passes = [_as_now(each) for each in self._wrappers if hasattr(each, "_allreduce_delay")]
+        if not (last or self._in_parts):
+            self._kept = {key: p.grad.clone() for key, p in self._parameters.items() if p.grad is not None}
+
+    def scaled(self, loss: torch.Tensor, *, last: bool) -> None:
+        """Note the loss of a batch in a loop that survives."""
+        if self._known is not None and (self.held or not last):
+            self._parameters |= {id(p): p for p in leaves_of(loss)}
+
+    def backward_begins(self, *, last: bool) -> None:
+        """Give back what earlier parts have brought, as the reducer may take gradients from here on."""
+        if self._known is None or self.held:
+            return
+        self._reduces = last or any(_reduces_now(each, self._parameters) for each in self._wrappers)
+        if self._in_parts:
+            for key, gradient in self._kept.items():
+                self._parameters[key].grad = gradient
+            self._in_parts, self._kept = False, {}
+
+    def backward_ends(self) -> None:
+        """End the loop's body, if its batch is a part that is not reduced."""
+        if self.held:
+            for key, p in self._parameters.items():
+                if (gradient := p.grad) is not None:
+                    self._kept[key] = self._kept[key] + gradient if key in self._kept else gradient
+                    p.grad = None
+            raise PartDone
+
+    def undo(self, *, in_backward: bool) -> bool:
+        """Undo the batch at hand; return False if that is impossible, since a collective may have begun."""
+        strange = len(_reducers()) > len(self._wrappers)  # wrapped since: it would reduce each part
+        if strange or not self.possible or (in_backward and self._reduces and not self.held):
+            return False
+        self._part(keep=not in_backward)  # what it had before, ``guard`` has kept
+        for restore in self._passes if not self.held else ():
+            restore()
+        for each in self.sent:
+            each.require_forward_param_sync = False  # buffers travel once in a round
+        self._deferred.close()
+        return True
+
+    def _part(self, *, keep: bool = True) -> None:
+        """Have parts follow: keep the gradients of earlier batches of the round, and clear what a failure has left."""
+        if keep and not self._in_parts:
+            self._kept = {key: p.grad for key, p in self._parameters.items() if p.grad is not None}
+        for p in self._parameters.values():
+            p.grad = None
+        self._in_parts = True
+
+
+def _as_now(optimizer: Any) -> Callable[[], None]:
+    """Return what restores the backward passes that Horovod's optimizer has counted by now."""
+    handles, delays = dict(optimizer._handles), dict(optimizer._allreduce_delay)
+
+    def restore() -> None:
+        optimizer._handles = dict(handles)
+        optimizer._allreduce_delay.update(delays)
+
+    return restore
+
+
+def _note_sent(redone: weakref.ref[Redone], model: weakref.ref[Any], *_: Any) -> None:
+    """Note that DDP has sent the buffers of its model, which it does before the forward pass of what it wraps."""
+    if (noting := redone()) is not None:
+        noting.sent.append(model())
+
+
+def _reducers() -> list[Any]:
+    """Return what reduces gradients in this process: models of DDP's and FSDP2's, and Horovod's optimizers."""
+    # Where the script has not imported FSDP, no model is sharded.
+    sharded = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", ())
+    kinds = (torch.nn.parallel.DistributedDataParallel, *([sharded] if sharded else []))
+    # isinstance() would ask an object's own __class__, which may do anything.
+    found = [each for each in gc.get_objects() if issubclass(type(each), (*kinds, torch.optim.Optimizer))]
+    return [each for each in found if issubclass(type(each), kinds) or hasattr(each, "_allreduce_delay")]
+
+
+def _reduces_now(each: Any, parameters: dict[int, torch.Tensor]) -> bool:
+    """Return whether it would reduce gradients of these parameters in the backward pass that begins."""
+    if hasattr(each, "_allreduce_delay"):
+        return any(delay <= 1 and id(p) in parameters for p, delay in each._allreduce_delay.items())
+    return getattr(each, "require_backward_grad_sync", True) and any(id(p) in parameters for p in each.parameters())
