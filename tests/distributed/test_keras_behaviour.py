@@ -274,7 +274,7 @@ def test_what_a_loop_of_ones_own_builds_or_adds_later_is_broadcast(outcomes):
 @pytest.mark.parametrize(
     ("attempt", "message"),
     [
-        ("added within one", r"ValueError: 2 of the 8 variables given have values of this rank's own.*between two bat"),
+        ("added within one", r"ValueError: 2 of the 8 variables given were not broadcast.*between two bat"),
         ("never started", r"ValueError: 4 of the 4 variables given .*made after balance.start\(model, optimizer\)"),
         ("cannot be built", r"ValueError: model .*TypeError: .*needs a mask.*give it an Input, or call its parts on"),
     ],

@@ -428,7 +428,7 @@ def test_what_a_device_has_still_to_do_is_no_part_of_what_saving_takes(tmp_path,
         saved._session.meter.stopwatch = device
         saved._pace = CommitPace(lambda: device.later_s)
         saved.save()
-        return saved._pace._alone_s[0]
+        return saved._pace._commits_s[0][0]
 
     assert run_on_threads(save, 1) == [0.0]
     assert device.later_s == 100.0
