@@ -17,6 +17,8 @@ import torch
 
 from hvd_hetero.testing.rank import RUN_DIR
 
+__all__ = ["DEVICE", "OVER_TORCH", "hvd"]
+
 OVER_TORCH = os.environ.get("HVD_HETERO_TEST_WIRE") == "torch.distributed"
 DEVICE = os.environ.get("HVD_HETERO_TEST_DEVICE", "cpu")
 BACKEND = os.environ.get("HVD_HETERO_TEST_BACKEND", "gloo")
