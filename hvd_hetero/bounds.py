@@ -75,7 +75,11 @@ class Room(NamedTuple):
         return self.least * int(self.said.sum()) if self.exactly else math.inf
 
     def bounded(
-        self, plan: RoundPlan, learned: IntArray | None = None, heads: FloatArray | float = 0.0, multiple_of: int = 1
+        self,
+        plan: RoundPlan,
+        learned: IntArray | None = None,
+        fixed_samples: FloatArray | float = 0.0,
+        multiple_of: int = 1,
     ) -> RoundPlan:
         """Return the plan with no micro-batch beyond its rank's bound, as far as that is possible.
 
@@ -86,7 +90,7 @@ class Room(NamedTuple):
         if not self.least:
             return plan.within(bounds)
         count = self.least if self.exactly else max(self.least, -(-plan.total // int(self.said.sum())))
-        return plan.capped(count * bounds, heads, multiple_of)
+        return plan.capped(count * bounds, fixed_samples, multiple_of)
 
     def lack(self, total: int) -> str:
         """Return what to say if a round holds more samples than ``least`` micro-batches do; else nothing."""

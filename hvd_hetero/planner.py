@@ -210,8 +210,8 @@ class Planner(Kept):
         if self.goodput is not None:
             other = self.goodput.reconsider(self.policy, plan, believed.table, self.noise, self.typical_size)
             plan = other if other.total <= max(self.room.most, plan.total) else plan
-        heads = finished.table.column("fixed_samples")
-        plan = self.room.bounded(plan, learned, heads, self.policy.multiple_of)
+        fixed_samples = finished.table.column("fixed_samples")
+        plan = self.room.bounded(plan, learned, fixed_samples, self.policy.multiple_of)
         if self._said_to_rest is not None:
             log_change(self.rounds + self.lead, self._plans[-1], plan, believed.table)
             if self.policy.may_rest:

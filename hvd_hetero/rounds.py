@@ -193,12 +193,12 @@ class RoundPlan:
         return self if (cut == self.cuts).all() else replace(self, micro_batches=tuple(cut.tolist()))
 
     def capped(
-        self, most: npt.NDArray[np.int64], heads: npt.NDArray[np.float64] | float = 0.0, multiple_of: int = 1
+        self, most: npt.NDArray[np.int64], fixed_samples: npt.NDArray[np.float64] | float = 0.0, multiple_of: int = 1
     ) -> RoundPlan:
         """Return the plan in which no rank has more than ``most`` samples, and the others take the rest.
 
-        They take it in proportion to what they have and ``heads``, the samples that their fixed cost is worth: ranks
-        that would have ended together still do. If all together hold fewer, shares are in proportion to ``most``.
+        They take it in proportion to what they have and ``fixed_samples``, their fixed cost in samples: ranks that
+        would have ended together still do. If all together hold fewer, shares are in proportion to ``most``.
         """
         if (self.shares <= most).all():
             return self
@@ -210,7 +210,9 @@ class RoundPlan:
             shares = np.minimum(self.shares, whole) // step * step
             while left := self.total - int(shares.sum()):
                 room = whole - shares
-                more = proportional(np.where(room > 0, self.shares + heads, 0.0), left, minimum=0, multiple_of=step)
+                more = proportional(
+                    np.where(room > 0, self.shares + fixed_samples, 0.0), left, minimum=0, multiple_of=step
+                )
                 shares = shares + np.minimum(more, room)
         cuts = np.clip(self.cuts, np.minimum(shares, 1), shares)
         return replace(self, samples=tuple(shares.tolist()), micro_batches=tuple(cuts.tolist()))

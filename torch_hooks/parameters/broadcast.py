@@ -88,6 +88,9 @@ def named_groups(
     return {p: names[p] for p in by_position}
 
 
+_TENSORS_ON_THEIR_WAY = 32  # of a state
+
+
 def broadcast_parameters(wire: TorchWire, names: dict[torch.Tensor, str], prefix: str, *options: str) -> None:
     """Give every rank rank 0's values, after comparing names, shapes and ``options`` over the ranks."""
     tensors = [(name, tuple(p.shape), str(p.dtype), p.requires_grad, _order_in_memory(p)) for p, name in names.items()]
@@ -153,14 +156,19 @@ def broadcast_state(wire: TorchWire, holder: Any, prefix: str) -> None:
     tree = wire.broadcast_object(tree, root_rank=0, name=f"{prefix}.state")
     if wire.rank != 0:
         state = tree_map_only(torch.Tensor, put_in, tree)
-    # From host memory, as the others receive it: Horovod refuses to mix devices. load_state_dict() moves it back.
-    handles = [
-        wire.start_broadcast(tensor.detach().reshape(-1).to("cpu", copy=wire.rank == 0), f"{prefix}.state.{i}")
-        for i, tensor in enumerate(tensors)
-    ]
-    for tensor, handle in zip(tensors, handles, strict=True):
-        received = wire.result(handle)
-        if wire.rank != 0:
-            tensor.copy_(received.reshape(tensor.shape))
+    # Some at a time: one after the other each would take a round trip, all at once a second copy of the whole state.
+    for first in range(0, len(tensors), _TENSORS_ON_THEIR_WAY):
+        some = tensors[first : first + _TENSORS_ON_THEIR_WAY]
+        # From host memory, as the others receive it: Horovod refuses to mix devices. load_state_dict() moves it back.
+        handles = [
+            wire.start_broadcast(
+                tensor.detach().reshape(-1).to("cpu", copy=wire.rank == 0), f"{prefix}.state.{first + i}"
+            )
+            for i, tensor in enumerate(some)
+        ]
+        for tensor, handle in zip(some, handles, strict=True):
+            received = wire.result(handle)
+            if wire.rank != 0:
+                tensor.copy_(received.reshape(tensor.shape))
     if wire.rank != 0:
         holder.load_state_dict(state)
