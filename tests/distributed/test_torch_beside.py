@@ -160,10 +160,10 @@ def test_the_report_names_the_slow_rank_and_its_cause(ranks, how, cause):
         pytest.skip(support.why)
     told, slow = ranks[0][f"{how}: {cause}"], len(ranks) - 1
     assert told["named"][slow] == cause
-    # A busy machine takes time from any rank, and anywhere in its round.
-    assert {*told["named"][:slow]} <= {"", "competition", "loop", "input"} - {cause}
+    # A busy machine takes time from any rank, and anywhere in its round; what holds the others up is one rank.
+    assert {*told["named"][:slow]} <= {"", "competition", "loop", "input"}
     assert cause in told["why"]
-    assert f"Rank {slow}" in told["verdict"]
+    assert re.findall(r"Rank (\d+)", told["verdict"]) == [str(slow)]
 
 
 @two

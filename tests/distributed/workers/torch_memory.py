@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -163,6 +164,7 @@ def end(how: str, place: str, guarded: bool) -> None:
         if hvd.rank() or not guarded:
             raise
         began_at = time.monotonic()
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a launcher ends this rank as soon as another has ended
         while any(psutil.pid_exists(p) and psutil.Process(p).status() != "zombie" for p in others):
             time.sleep(0.1)
         report(time.monotonic() - began_at)
