@@ -44,7 +44,7 @@ class Candidate(Policy):
 
     def within_reach(self, costs: AffineCosts, plan: RoundPlan, wanted: RoundPlan) -> RoundPlan:
         """Return the wanted plan, or that part of the way where micro-batches stay within 1.5 of those measured."""
-        cuts, held = np.maximum(wanted.cuts, 1), plan.shares
+        cuts, held = np.maximum(wanted.batch_counts, 1), plan.shares
         most = np.maximum(np.maximum(self.most * 1.5, self.most + 1) * cuts, held)
         least = np.minimum(np.minimum(self.least / 1.5, self.least - 1) * cuts, held)
         beyond = np.maximum(wanted.shares - most, 0) + np.maximum(least - wanted.shares, 0)
@@ -176,7 +176,7 @@ class LeastSquares(Candidate):
 
     def error(self, plan: RoundPlan) -> float:
         """Return the largest relative error of a rank's time."""
-        at = np.stack([plan.shares / np.maximum(plan.cuts, 1) / self.reference, np.ones(plan.workers)], 1)
+        at = np.stack([plan.shares / np.maximum(plan.batch_counts, 1) / self.reference, np.ones(plan.workers)], 1)
         spread = np.sqrt(self.variance * np.einsum("ni,nij,nj->n", at, self.covariance, at))
         return float((spread / (at * self.line).sum(1)).max())
 
@@ -204,7 +204,7 @@ class Control(Candidate):
         self.learn(busy_s, np.array(plan.shares))
         if self.counted.min() < self.rounds:
             return plan
-        cuts, fixed = np.maximum(plan.cuts, 1), float(finished.table.column("fixed_samples").mean())
+        cuts, fixed = np.maximum(plan.batch_counts, 1), float(finished.table.column("fixed_samples").mean())
         beta = np.full(len(busy_s), fixed if cuts.max() > 1 else min(fixed, self.most_odds * self.reference))
         costs = self.costs((plan.shares + cuts * beta) / self.mean, beta)
         sure = 1 / (1 + self.errors * self.noise / np.sqrt(np.minimum(self.counted, self.longest)))
@@ -243,7 +243,7 @@ class Cautious(LBBSP):
     """Today's, where no step counts on more than φ = 3/4, and so none is too large."""
 
     def _worthwhile(self, plan: RoundPlan, speeds: Floats, fixed: Floats, limits: Floats) -> RoundPlan:
-        if plan.cuts.max() <= 1:
+        if plan.batch_counts.max() <= 1:
             size, beta = self._typical_size, np.minimum(fixed, 3.0 * self._typical_size)
             held_s = (plan.shares + fixed) / (speeds * (1.0 + fixed / size))
             speeds, fixed = (plan.shares + beta) / held_s / (1.0 + beta / size), beta

@@ -48,7 +48,7 @@ from rich.progress import track
 
 from hvd_hetero.telemetry import read_run
 from hvd_hetero.testing import launch, quota_available
-from hvd_hetero.tools.report.made import report_of
+from hvd_hetero.tools.report.build import report_of
 
 MTU = 65000  # large packets: each costs a processor as much as some kilobytes
 RANKS, POLICIES = 2, ("bsp", "lb-bsp")

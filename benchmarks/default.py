@@ -61,7 +61,7 @@ class Case:
     fixed: Floats
     moves: Floats
     luck: Floats
-    lead: int = 0
+    rounds_ahead: int = 0
     largest: int | None = None
     epoch: float = 0.0
     """Rounds of an epoch; 0: it has no end."""
@@ -114,7 +114,9 @@ def run(case: Case, policy: Policy, best_s: Floats) -> Outcome:
         for m, b, f in zip(case.slopes, case.fixed, factors, strict=True)
     )
     data = WholeRounds(round(case.epoch * case.total), shuffle=True, seed=0) if case.epoch else None
-    simulation = RoundSimulation(Cluster(workers), policy, case.total, options=Options(lead=case.lead), data=data)
+    simulation = RoundSimulation(
+        Cluster(workers), policy, case.total, options=Options(rounds_ahead=case.rounds_ahead), data=data
+    )
     plans = [simulation.step().plan for _ in range(len(case.moves))]
     whole = np.array([plan.total == case.total for plan in plans])
     shares = np.array([plan.samples for plan in plans])
@@ -170,8 +172,16 @@ def cases(rounds: int, seeds: int, traces: Path | None) -> Iterator[Case]:
                 yield job("stumbles", f"{group}, {about}", slow, phi, scatter, seed, stumbles=0.05)
                 for epoch in (4.5, 40.5):
                     yield job("short rounds", f"{group}, {epoch}, {about}", slow, phi, scatter, seed, epoch=epoch)
-                for lead in (1, 5):
-                    yield job("late tables", f"{group}, {lead}, {about}", slow, phi, scatter, seed, lead=lead)
+                for rounds_ahead in (1, 5):
+                    yield job(
+                        "late tables",
+                        f"{group}, {rounds_ahead}, {about}",
+                        slow,
+                        phi,
+                        scatter,
+                        seed,
+                        rounds_ahead=rounds_ahead,
+                    )
                 for largest in (16, 40):
                     yield job(
                         "micro-batches", f"{group}, {largest}, {about}", slow, phi, scatter, seed, largest=largest

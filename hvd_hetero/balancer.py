@@ -93,7 +93,7 @@ class GradientWeight:
 
     def weigh(self, work: MicroBatch) -> None:
         """Set the factors for the weight of this micro-batch."""
-        weight, before = work.counts, self._before
+        weight, before = work.gradient_weight, self._before
         # Frameworks add gradients themselves, so while the weights are equal (a factor of 1) nothing needs to be done.
         self.rescale = before / weight if before and weight else 1.0
         # Nothing is added for a weight of 0, so the accumulator keeps its units.
@@ -165,9 +165,9 @@ class Balancer:
         """Rounds agreed so far."""
         return self.planner.rounds
 
-    def set_lead(self, rounds: int) -> None:
+    def set_rounds_ahead(self, rounds: int) -> None:
         """Fix plans this many rounds ahead. Before the first round only, and the same on every rank."""
-        self.planner.set_lead(rounds, begun=self.in_round)
+        self.planner.set_rounds_ahead(rounds, begun=self.in_round)
 
     def plan(self, ahead: int = 0) -> RoundPlan:
         """Return the plan of the round ``ahead`` rounds after the present one (or the next, between rounds)."""
@@ -224,7 +224,7 @@ class Balancer:
         """Raise if the current micro-batch is not finished: then no other can begin."""
         if self._state in (_State.COMPUTING, _State.SYNCHRONISING):
             raise RoundStateError(
-                f"the next batch was asked for before the last one was used. {self.agreement.ways_out.unused}"
+                f"the next batch was asked for before the last one was used. {self.agreement.remedies.unused}"
             )
 
     def begin(self, work: MicroBatch, input_s: float = 0.0) -> None:
@@ -244,7 +244,7 @@ class Balancer:
     def pause(self) -> None:
         """End a micro-batch that is not the last of its round."""
         self._expect(_State.COMPUTING)
-        self.meter.done(self._work.samples, self._work.counts, self._work.figures)
+        self.meter.done(self._work.samples, self._work.gradient_weight, self._work.figures)
         self._state = _State.PAUSED
 
     def stop_early(self) -> bool:
@@ -279,7 +279,7 @@ class Balancer:
         size = self._work.samples
         if size < 2:
             raise HeteroError(
-                f"round {self.rounds}: rank {self.rank} has no memory for one sample; {self.agreement.ways_out.memory}"
+                f"round {self.rounds}: rank {self.rank} has no memory for one sample; {self.agreement.remedies.memory}"
             )
         each = self.meter.learner.work_of(self._work) / size or 1.0
         if again:
@@ -292,7 +292,7 @@ class Balancer:
 
     def not_done_again(self, when: str) -> HeteroError:
         """Return the error of this rank, which has run out of memory while its work cannot be done again."""
-        round, line = self.rounds - (not self.in_round), self.meter.memory.line
+        round, line = self.rounds - (not self.in_round), self.meter.memory.fitted_line
         return HeteroError(
             f"round {round}: rank {self.rank} ran out of memory {when}; set max_micro_batch of the policy below "
             f"{self._work.samples}, or free memory{line and '. A micro-batch of x samples takes '}{line}"
@@ -302,7 +302,7 @@ class Balancer:
         self,
         *,
         settings: float = 0.0,
-        witness: float = 0.0,
+        parameter_norm: float = 0.0,
         bits: float = 0.0,
         broken: float = 0.0,
         trained: int = 0,
@@ -318,7 +318,7 @@ class Balancer:
         """
         self._expect(_State.COMPUTING)
         work = self._work
-        self.meter.done(work.samples, work.counts, work.figures)
+        self.meter.done(work.samples, work.gradient_weight, work.figures)
         self._state = _State.SYNCHRONISING
         if work.plan.ends == "first" and self.signals is not None and not work.foreseen:
             # A rank that has only queued its work is not done.
@@ -332,7 +332,7 @@ class Balancer:
         return RoundReport(
             fingerprint=work.plan.fingerprint(work.data ^ trained),
             settings=settings,
-            witness=witness,
+            parameter_norm=parameter_norm,
             bits=bits,
             kernels=self.agreement.kernels,
             broken=broken,
@@ -351,10 +351,10 @@ class Balancer:
         only for the transfer. NaN if there was no such round; the transfer is NaN, too, if layers waited in it.
         """
         self._expect(_State.SYNCHRONISING)
-        self.meter.rest()
+        self.meter.do_deferred_work()
         return self._wait_s
 
-    def hear(self, summed: list[float] | npt.NDArray[Any]) -> None:
+    def receive_table(self, summed: list[float] | npt.NDArray[Any]) -> None:
         """Take the table, which has arrived; raise on every rank if the ranks disagree about what must be equal."""
         self._expect(_State.SYNCHRONISING)
         self._heard = RoundTable(summed, self.workers)
@@ -363,12 +363,12 @@ class Balancer:
     def agree(self, summed: list[float] | npt.NDArray[Any] | None = None) -> float:
         """Decide the next plan, and return the factor for the summed gradient.
 
-        All sums have arrived. ``summed`` is the table; None if ``hear`` has taken it.
+        All sums have arrived. ``summed`` is the table; None if ``receive_table`` has taken it.
         """
         self._expect(_State.SYNCHRONISING)
         now = self.meter.batch.clock()
         if summed is not None:
-            self.hear(summed)
+            self.receive_table(summed)
         assert self._heard is not None, "hear() comes first"
         table, self._heard = self._heard, None
         # If layers exchanged, too, the table has one time for all transfers; the last one's own is not known.
@@ -420,7 +420,7 @@ class Balancer:
     def close_round(self) -> tuple[MicroBatch, bool]:
         """End the round at hand without a table; return its last micro-batch, and whether the round was a short one."""
         self._expect(_State.COMPUTING)
-        self.meter.done(self._work.samples, self._work.counts, self._work.figures)
+        self.meter.done(self._work.samples, self._work.gradient_weight, self._work.figures)
         short = self.planner.is_short(self._work.plan)
         self.planner.go_on()
         self._agreed_at = self.meter.batch.clock()
@@ -446,8 +446,8 @@ class Balancer:
     def _know_fixed_cost(self) -> None:
         learner = self.meter.learner
         if learner.pace is not None and self.planner.fixed_costs is not None:
-            learner.pace.know(float(self.planner.fixed_costs.samples[self.rank]))
-        costs, rule = learner.costs, self.planner.rule(self.planner.lead)
+            learner.pace.set_fixed_cost(float(self.planner.fixed_costs.samples[self.rank]))
+        costs, rule = learner.costs, self.planner.rule(self.planner.rounds_ahead)
         if costs is not None and self.finished is not None and rule != LENGTHS:
             costs.agree(rule, *(float(self.finished.table.column(name).sum()) for name in ("work", "samples")))
 
@@ -458,10 +458,10 @@ class Balancer:
 
     def begin_anew(self) -> None:
         """Begin the training of another model, between two rounds: see ``Planner.begin_anew``."""
-        self.abandon()
+        self.discard_round()
         self.planner.begin_anew()
 
-    def abandon(self) -> None:
+    def discard_round(self) -> None:
         """Forget the current round, which no synchronisation has seen; the next one uses its plan."""
         if self._state is _State.SYNCHRONISING:
             raise RoundStateError("a round that is being synchronised cannot be abandoned")

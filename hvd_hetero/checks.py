@@ -22,9 +22,9 @@ def integer(
     least: int,
     below: int = 2**63,
     *,
-    way_out: str = "give a whole number, the same on every rank",
+    remedy: str = "give a whole number, the same on every rank",
 ) -> int:
-    """Return `value` as a Python integer, least <= value < below; an error's message ends with `way_out`.
+    """Return `value` as a Python integer, least <= value < below; an error's message ends with `remedy`.
 
     Python's booleans are integers; here they are refused, since a flag in the place of a number is a mistake.
     """
@@ -33,11 +33,11 @@ def integer(
             raise TypeError
         number = operator.index(value)
     except TypeError:
-        raise TypeError(f"{name} must be an integer, got {value!r} ({type(value).__name__}); {way_out}") from None
+        raise TypeError(f"{name} must be an integer, got {value!r} ({type(value).__name__}); {remedy}") from None
     if number < least:
-        raise ValueError(f"{name} must be at least {least}, got {number}; {way_out}")
+        raise ValueError(f"{name} must be at least {least}, got {number}; {remedy}")
     if number >= below:
-        raise ValueError(f"{name} must be at least {least} and below {below}, got {number}; {way_out}")
+        raise ValueError(f"{name} must be at least {least} and below {below}, got {number}; {remedy}")
     return number
 
 
@@ -82,14 +82,14 @@ def floats(name: str, values: ArrayLike, workers: int | None = None) -> FloatArr
     return array
 
 
-def finite(name: str, values: ArrayLike, workers: int | None = None, *, least: float, way_out: str) -> FloatArray:
-    """Return `floats` whose every entry is finite and at least `least`; an error's message ends with `way_out`."""
+def finite(name: str, values: ArrayLike, workers: int | None = None, *, least: float, remedy: str) -> FloatArray:
+    """Return `floats` whose every entry is finite and at least `least`; an error's message ends with `remedy`."""
     array = floats(name, values, workers)
     # A NaN fails every comparison, hence "not all good" and not "any bad".
     if not (array.min() >= least and array.max() < np.inf and array.min() > -np.inf):
         rank = int(np.argmin((array >= least) & (np.abs(array) < np.inf)))
         floor = "" if least == -np.inf else f" and >= {least:g}"
-        raise ValueError(f"{name}[{rank}] must be finite{floor}, got {array[rank]}; {way_out}")
+        raise ValueError(f"{name}[{rank}] must be finite{floor}, got {array[rank]}; {remedy}")
     return array
 
 

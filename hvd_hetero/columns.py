@@ -52,7 +52,9 @@ COLUMNS: dict[str, Column] = {
     # What must be the same on all ranks, or in some of them (`consistency`).
     "fingerprint": Column("", "a checksum of the plan, and of the place in the data, that the rank believes in"),
     "settings": Column("", "one number made of the optimizer's hyper-parameters"),
-    "witness": Column("", "the size of a piece of the parameters, in this round or the one before; 0: not known"),
+    "parameter_norm": Column(
+        "", "the size of a piece of the parameters, in this round or the one before; 0: not known"
+    ),
     "bits": Column("", "a checksum of that piece's bits, which processors that round alike have in common"),
     "kernels": Column("", "a checksum of the processor and its threads"),
     "broken": Column("", "1: this rank's gradient of the round holds NaN or an infinity"),

@@ -31,13 +31,13 @@ Every: TypeAlias = int | Literal["auto"]
 """A number of rounds, or as many as ``CommitPace`` says."""
 
 
-def every(name: str, value: SupportsIndex | str, *, way_out: str) -> Every:
+def every(name: str, value: SupportsIndex | str, *, remedy: str) -> Every:
     """Return the user's choice after checking it."""
     if isinstance(value, str):
         if value != "auto":
-            raise ValueError(f"{name} must be a number of rounds or 'auto', got {value!r}; {way_out}")
+            raise ValueError(f"{name} must be a number of rounds or 'auto', got {value!r}; {remedy}")
         return "auto"
-    return integer(name, value, 1, way_out=f"'auto' keeps to a hundredth of the time, and {way_out}")
+    return integer(name, value, 1, remedy=f"'auto' keeps to a hundredth of the time, and {remedy}")
 
 
 class CommitPace:

@@ -24,13 +24,13 @@ from hvd_hetero.rounds import RoundTable, checksum
 
 
 @dataclass(frozen=True, slots=True)
-class WaysOut:
+class Remedies:
     """What errors tell users to do if ranks disagree; each adapter says it in the words of its framework."""
 
-    fingerprint: str = "Give all ranks the same policy, global_batch, data, seed, lead and parameters to train"
+    fingerprint: str = "Give all ranks the same policy, global_batch, data, seed, prefetch and parameters to train"
     contents: str = "Give all ranks the same samples in the same order, and seed what is drawn at random"
     settings: str = "Change them on all ranks alike, between the same two rounds"
-    witness: str = "Change parameters on all ranks alike, and gradients only once they are summed over the ranks"
+    parameter_norm: str = "Change parameters on all ranks alike, and gradients only once they are summed over the ranks"
     unused: str = "Finish every micro-batch before the next one; to accumulate, set max_micro_batch of the policy"
     waiting: str = "Let all ranks call the same collectives in the same order"
     memory: str = "use a smaller model"
@@ -95,7 +95,7 @@ class Agreement:
     """
 
     def __init__(self) -> None:
-        self.ways_out = WaysOut()
+        self.remedies = Remedies()
         """What errors advise users of this framework to do."""
         self.kernels = 0.0
         """A checksum of what computes this rank's updates (``kernels``)."""
@@ -117,8 +117,8 @@ class Agreement:
         if not table.unanimous:
             for name, tolerance, meaning in _MUST_AGREE:
                 if ranks := table.disagreement(name, tolerance):
-                    raise PlanMismatchError(f"round {round}: ranks {ranks} {meaning}. {getattr(self.ways_out, name)}")
-        shown, bits, kernels = map(table.column, ("witness", "bits", "kernels"))
+                    raise PlanMismatchError(f"round {round}: ranks {ranks} {meaning}. {getattr(self.remedies, name)}")
+        shown, bits, kernels = map(table.column, ("parameter_norm", "bits", "kernels"))
         known = shown != 0.0
         self._tables += 1
         if not known.any() or not self._watched:
@@ -144,7 +144,7 @@ class Agreement:
             size = f"by {apart.max():.1e} of its size" if apart.any() else "in its last bits"
             raise PlanMismatchError(
                 f"round {round}: ranks {np.flatnonzero(far).tolist()} hold other parameters than rank {first} (here "
-                f"{self._watched[which].name!r}, {size}). {self.ways_out.witness}"
+                f"{self._watched[which].name!r}, {size}). {self.remedies.parameter_norm}"
             )
         self._to_the_bit = False  # they round differently after all
 

@@ -32,7 +32,7 @@ from hvd_hetero.session import Session
 logger = logging.getLogger(__name__)
 
 
-class Shared(NamedTuple):
+class SharedState(NamedTuple):
     """What is the same on every rank of a membership."""
 
     common: dict[str, Any] | None
@@ -42,7 +42,7 @@ class Shared(NamedTuple):
     rates_for: int | None
 
 
-class Survival:
+class MembershipState:
     """One rank's memory of its training, as of the last commit."""
 
     def __init__(self) -> None:
@@ -88,12 +88,12 @@ class Survival:
         self.common, self.place, self.rates_for = state["common"], state["place"], state["rates_for"]
         self.own, self._rank = own, None if own is None else rank
 
-    def share(self, wire: Wire) -> Shared:
+    def share(self, wire: Wire) -> SharedState:
         """Return rank 0's state, for all to ``accept``; the first collective call of a membership."""
         mine = (self.common, self.place, self.mixes, self.resets, self.rates_for)
-        return Shared(*wire.broadcast_object(mine, root_rank=0, name="elastic.common"))
+        return SharedState(*wire.broadcast_object(mine, root_rank=0, name="elastic.common"))
 
-    def accept(self, shared: Shared) -> None:
+    def accept(self, shared: SharedState) -> None:
         """Take rank 0's state, once all else has arrived."""
         # Not earlier: a rank that fails before goes back to its own commit.
         self.common, self.place, self.mixes, self.resets, self.rates_for = shared
@@ -163,7 +163,7 @@ class Member:
     _hang_up: Callable[[], None]
 
     def __init__(self, broadcast: Callable[[Any], Any], rank: Callable[[], int], **values: Any) -> None:
-        self._survival = Survival()
+        self._membership = MembershipState()
         self._pace = CommitPace()
         self._session: Any = None
         """The adapter's session of the training that is followed."""
@@ -177,7 +177,7 @@ class Member:
     @property
     def resets(self) -> int:
         """How often the membership has changed, the same on every rank: for names of files, such as telemetry."""
-        return self._survival.resets
+        return self._membership.resets
 
     @property
     def hosts_have_changed(self) -> bool:
@@ -194,7 +194,7 @@ class Member:
     def save(self) -> None:
         """Keep everything as it is now; ``commit()`` calls this."""
         if (session := self._session) is not None:
-            self._survival.keep(session.balancer, self._place(), mixes=session.mixing is not None)
+            self._membership.keep(session.balancer, self._place(), mixes=session.mixing is not None)
         self._save_parts()
         super().save()  # type: ignore[misc]
         self._save_values()
@@ -217,7 +217,7 @@ class Member:
         # all rounds since then are done again.
         self._leave()
         self._go_back()
-        self._survival.resets += 1
+        self._membership.resets += 1
         Session.goes_on = True
 
     def check_host_updates(self) -> None:
@@ -240,7 +240,7 @@ class Member:
     def _commit_is_due(self, every: Every) -> bool:
         if self._session is None:  # let go of by the user's own restore()
             return False
-        return self._pace.is_due(every, self._session.balancer.rounds - self._survival.rounds)
+        return self._pace.is_due(every, self._session.balancer.rounds - self._membership.rounds)
 
     def _notice(self) -> None:
         if self._noticed_at is None:  # else another rank was lost before the first round: the recovery goes on
@@ -262,15 +262,15 @@ class Member:
         super().restore()  # type: ignore[misc]
         self._save_values()
 
-    def _hear(self, wire: Wire) -> Shared:
+    def _receive_state(self, wire: Wire) -> SharedState:
         """Return rank 0's state; the first collective call of a membership."""
         self._leave()
         self._pace.begin()
-        return self._survival.share(wire)
+        return self._membership.share(wire)
 
-    def _have_heard(self, shared: Shared) -> None:
+    def _accept_state(self, shared: SharedState) -> None:
         """Accept rank 0's state, which is complete now."""
-        self._survival.accept(shared)
+        self._membership.accept(shared)
         self._save_parts()
         self._save_values()
 
@@ -293,10 +293,10 @@ class Member:
         # First, so that `_leave` closes the session whatever fails below.
         self._session = session
         batch = session.balancer.planner.global_batch
-        self._scale_rates(self._survival.rate_factor(batch, scales=self.scale_learning_rate))
+        self._scale_rates(self._membership.rate_factor(batch, scales=self.scale_learning_rate))
         if self._noticed_at is not None:
             session.balancer.next_round_over = functools.partial(self._recovered, session)
-        return self._survival.take_up(session.balancer, session.wire, session.prefix)
+        return self._membership.take_up(session.balancer, session.wire, session.prefix)
 
     def _save_values(self) -> None:
         # Unlike Horovod's, a copy: what changes in place must not change in the commit.

@@ -89,10 +89,10 @@ class LateTables:
         self._rounds = []
         self.sent += 1
         meter.end_round(meter.batch.done_at)
-        meter.rest()
+        meter.do_deferred_work()
         return report.vector(balancer.rank, balancer.workers)
 
-    def hear(self, summed: npt.NDArray[Any]) -> None:
+    def receive_table(self, summed: npt.NDArray[Any]) -> None:
         """Take the table of the latest rows: raise on every rank if one disagrees, else decide the next plan."""
         assert self._under_way is not None, "a row has been sent"
         (round, last, elapsed_s, short), self._under_way = self._under_way, None

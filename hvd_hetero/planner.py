@@ -1,7 +1,8 @@
 """From the table of a round to the plan of a later one.
 
-**The lead.** A loader that prefetches must know plans early. With a lead of L rounds, the table of round r decides the
-plan of round r + 1 + L; until the first table arrives, the policy's first plan holds. L must be the same on every rank.
+**Rounds ahead.** A loader that prefetches must know plans early. With plans L rounds ahead, the table of round r
+decides the plan of round r + 1 + L; until the first table arrives, the policy's first plan holds. L must be the same on
+every rank.
 
 A table passes three stages: speeds that cannot be true are taken out (``measurement.plausibility``), the policy
 decides, and micro-batches are cut to what each rank's memory holds. Where the global batch adapts, a fourth one decides
@@ -150,19 +151,19 @@ class Planner(Kept):
             self._plans = deque([self.policy.resized(plan, self.global_batch) for plan in self._plans])
 
     @property
-    def lead(self) -> int:
+    def rounds_ahead(self) -> int:
         """How many rounds ahead plans are fixed."""
         return len(self._plans) - 1
 
-    def set_lead(self, rounds: int, *, begun: bool = False) -> None:
+    def set_rounds_ahead(self, rounds: int, *, begun: bool = False) -> None:
         """Fix plans this many rounds ahead. Before the first round only, and the same on every rank."""
-        if rounds == self.lead:
+        if rounds == self.rounds_ahead:
             return
         if self.rounds or begun:
             raise RoundStateError(
-                f"plans are fixed {self.lead} rounds ahead since training began, and cannot be fixed {rounds} ahead "
-                "now; give every loader of one LoadBalance the same num_workers and prefetch_factor (in Keras, every "
-                "resize_batches the same prefetch)"
+                f"plans are fixed {self.rounds_ahead} rounds ahead since training began, and cannot be fixed {rounds} "
+                "ahead now; give every loader of one LoadBalance the same num_workers and prefetch_factor (in Keras, "
+                "every resize_batches the same prefetch)"
             )
         self._plans = deque([self._plans[0]] * (rounds + 1))
         self._rules = deque([LENGTHS] * (rounds + 1))
@@ -173,8 +174,8 @@ class Planner(Kept):
 
     def plan(self, ahead: int = 0) -> RoundPlan:
         """Return the plan of the round ``ahead`` rounds after the present one (or the next, between rounds)."""
-        if not 0 <= ahead <= self.lead:
-            raise RoundStateError(f"plans are known up to {self.lead} rounds ahead, asked for {ahead}")
+        if not 0 <= ahead <= self.rounds_ahead:
+            raise RoundStateError(f"plans are known up to {self.rounds_ahead} rounds ahead, asked for {ahead}")
         return self._plans[ahead]
 
     def is_short(self, plan: RoundPlan) -> bool:
@@ -213,9 +214,9 @@ class Planner(Kept):
         fixed_samples = finished.table.column("fixed_samples")
         plan = self.room.bounded(plan, learned, fixed_samples, self.policy.multiple_of)
         if self._said_to_rest is not None:
-            log_change(self.rounds + self.lead, self._plans[-1], plan, believed.table)
+            log_change(self.rounds + self.rounds_ahead, self._plans[-1], plan, believed.table)
             if self.policy.may_rest:
-                log_rests(self.rounds + self.lead, plan, self._said_to_rest)
+                log_rests(self.rounds + self.rounds_ahead, plan, self._said_to_rest)
         self._plans[-1] = plan
         self._rules[-1] = CostRule.agreed(finished.table) or self._rules[-1]
         if self.anticipation is not None and finished.plan.ends == "first":
@@ -293,8 +294,8 @@ class Planner(Kept):
                 f"the state is of a training with {others}, this one has { {name: mine[name] for name in others} }; "
                 "resume with the same, or begin again with the model's parameters alone"
             )
-        if len(state["plans"]) != self.lead + 1:
+        if len(state["plans"]) != self.rounds_ahead + 1:
             raise ValueError(
-                f"the state has plans {len(state['plans']) - 1} rounds ahead, this training fixes them {self.lead} "
-                "ahead; make the loader with the same num_workers and prefetch_factor before loading"
+                f"the state has plans {len(state['plans']) - 1} rounds ahead, this training fixes them "
+                f"{self.rounds_ahead} ahead; make the loader with the same num_workers and prefetch_factor first"
             )

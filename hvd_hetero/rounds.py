@@ -54,7 +54,7 @@ class RoundPlan:
     """Samples of the round over all ranks."""
     shares: npt.NDArray[np.int64] = field(init=False, repr=False, compare=False)
     """``samples`` as an array that cannot be written to."""
-    cuts: npt.NDArray[np.int64] = field(init=False, repr=False, compare=False)
+    batch_counts: npt.NDArray[np.int64] = field(init=False, repr=False, compare=False)
     """``micro_batches`` as an array that cannot be written to."""
 
     def __post_init__(self) -> None:
@@ -78,7 +78,7 @@ class RoundPlan:
                 "each micro-batch needs at least one sample, and a rank without samples has none"
             )
         # Made once, since at 10,000 ranks each takes 0.1 ms; a frozen object has no other way to set them.
-        for name, value in (("total", total), ("shares", x), ("cuts", k)):
+        for name, value in (("total", total), ("shares", x), ("batch_counts", k)):
             object.__setattr__(self, name, value)
 
     @classmethod
@@ -98,7 +98,7 @@ class RoundPlan:
     @property
     def typical_size(self) -> float:
         """The mean size of the round's micro-batches, in samples."""
-        return self.total / max(int(self.cuts.sum()), 1)
+        return self.total / max(int(self.batch_counts.sum()), 1)
 
     def sizes(self, rank: int, held: int | None = None) -> tuple[int, ...]:
         """Return the samples of each micro-batch of a rank, the smaller ones first.
@@ -189,8 +189,10 @@ class RoundPlan:
         if not np.count_nonzero(limits):
             return self
         largest = np.asarray(limits, dtype=np.int64)
-        cut = np.where(largest > 0, np.maximum(self.cuts, -(-self.shares // np.maximum(largest, 1))), self.cuts)
-        return self if (cut == self.cuts).all() else replace(self, micro_batches=tuple(cut.tolist()))
+        cut = np.where(
+            largest > 0, np.maximum(self.batch_counts, -(-self.shares // np.maximum(largest, 1))), self.batch_counts
+        )
+        return self if (cut == self.batch_counts).all() else replace(self, micro_batches=tuple(cut.tolist()))
 
     def capped(
         self, most: npt.NDArray[np.int64], fixed_samples: npt.NDArray[np.float64] | float = 0.0, multiple_of: int = 1
@@ -214,8 +216,8 @@ class RoundPlan:
                     np.where(room > 0, self.shares + fixed_samples, 0.0), left, minimum=0, multiple_of=step
                 )
                 shares = shares + np.minimum(more, room)
-        cuts = np.clip(self.cuts, np.minimum(shares, 1), shares)
-        return replace(self, samples=tuple(shares.tolist()), micro_batches=tuple(cuts.tolist()))
+        batch_counts = np.clip(self.batch_counts, np.minimum(shares, 1), shares)
+        return replace(self, samples=tuple(shares.tolist()), micro_batches=tuple(batch_counts.tolist()))
 
     def fingerprint(self, data: int = 0) -> int:
         """Return 24 bits that differ for other plans, and for another 32-bit checksum of the data they cut."""
@@ -315,7 +317,7 @@ class MicroBatch:
     """True: it is the last because another rank is about to finish, and this one need not say that it has."""
 
     @property
-    def counts(self) -> float:
+    def gradient_weight(self) -> float:
         """What its mean gradient counts in the round's."""
         return self.samples if self.weight is None else self.weight
 

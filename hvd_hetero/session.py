@@ -175,7 +175,7 @@ class Session:
             raise TypeError(
                 f"on_round needs a function that takes a record, got {function!r}; try balance.on_round(print)"
             )
-        every = integer("every", every, 1, way_out="with 1 the function is called after every round")
+        every = integer("every", every, 1, remedy="with 1 the function is called after every round")
         if self.balancer.rank == 0:
             self._recorder.add(function, every)
             self._record()
@@ -204,7 +204,7 @@ class Session:
             atexit.register(self._recorder.close)
 
 
-class Face:
+class LoadBalanceBase:
     """What every ``LoadBalance`` offers to users, in any framework."""
 
     _session: Session
@@ -257,6 +257,6 @@ class Face:
         self._session.close()
 
 
-def balancer_of(balance: Face) -> Balancer:
+def balancer_of(balance: LoadBalanceBase) -> Balancer:
     """Return the balancer behind a ``LoadBalance``, for code that looks into rounds or disturbs them."""
     return balance._session.balancer

@@ -17,9 +17,9 @@ from hvd_hetero.data.sample_costs import NO_COSTS, CostOf, SampleCosts
 from hvd_hetero.data.sample_order import SampleOrder
 from hvd_hetero.data.stream_orders import EndingShard, SharedStream
 from keras_callbacks.load_balance import LoadBalance
-from keras_callbacks.pipeline.alike import check_alike, check_single, compared
 from keras_callbacks.pipeline.balanced_dataset import BalancedDataset
 from keras_callbacks.pipeline.queue import NO_TRAINING, TOO_FAR_AHEAD, RoundQueue
+from keras_callbacks.pipeline.source_checks import check_same_data, check_single, compared
 from keras_callbacks.pipeline.sources import DatasetSource, SequenceSource, Source, is_sequence
 from keras_callbacks.pipeline.stream import StreamReader
 from keras_callbacks.session import FitSession
@@ -101,7 +101,7 @@ def resize_batches(
     if cost_of is None and max_micro_batch_cost is not None:
         raise ValueError(NO_COSTS)
     prefetch = _checked_prefetch(session, prefetch, is_stream)
-    balancer.set_lead(prefetch)
+    balancer.set_rounds_ahead(prefetch)
 
     def rounds_of(order: SampleOrder, batch_of: Callable[[Any], Any], **options: Any) -> RoundQueue:
         if cost_of is not None:
@@ -109,8 +109,10 @@ def resize_batches(
             largest = bounds_of_ranks("max_micro_batch_cost", max_micro_batch_cost, balancer.workers)
             fit, length = balancer.meter.learner.learns_costs(), None if is_stream else order.size
             order.costs = SampleCosts.of(costs, session.policy, fit, length, largest, shared=stream != "shard")
-        cuts = max_micro_batch_cost is not None
-        return RoundQueue(order, balancer, batch_of, weight_of=weight_of, cuts=cuts, **options)
+        has_micro_batches = max_micro_batch_cost is not None
+        return RoundQueue(
+            order, balancer, batch_of, weight_of=weight_of, has_micro_batches=has_micro_batches, **options
+        )
 
     compares = check_data and balancer.workers > 1
     if is_stream:
@@ -154,7 +156,7 @@ def _checked_prefetch(session: FitSession, prefetch: int | None, is_stream: bool
     planner = session.balancer.planner
     if prefetch is None:
         return int(planner.keeps_total and not is_stream)
-    prefetch = integer("prefetch", prefetch, 0, way_out="give a whole number of batches, the same on every rank")
+    prefetch = integer("prefetch", prefetch, 0, remedy="give a whole number of batches, the same on every rank")
     # How many samples a round takes is known only when the one before is over, so no batch can be made ahead.
     if prefetch and not planner.keeps_total:
         cause = f"policy {session.policy.name!r}" if planner.goodput is None else "global_batch=Goodput(…)"
@@ -211,7 +213,7 @@ def _of_stream(
         # The first round shows all ranks a shard without samples, and they stop together.
         source = DatasetSource(data, seed, may_be_empty=True, **options)
     else:
-        seeds = check_alike(data, rank, workers, certain=stream == "whole")
+        seeds = check_same_data(data, rank, workers, certain=stream == "whole")
         in_order = tf.data.Options()
         in_order.deterministic = True
         source = DatasetSource(data.with_options(in_order), seed, **options)

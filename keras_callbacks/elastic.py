@@ -115,18 +115,18 @@ class KerasState(Member, ObjectState):  # type: ignore[misc]
         """Give all ranks rank 0's state; a collective call, and the first of a membership."""
         # Names of collectives are those of nodes in the train function's graph. They contain rank 0's count of
         # trainings, which is shared here, before anything is traced: so survivors and new ranks use the same names.
-        own = [(variable, variable.numpy()) for variable in self._own] if self._survival.has_taken_part else []
+        own = [(variable, variable.numpy()) for variable in self._own] if self._membership.has_taken_part else []
         with translated_failures():
-            shared = self._hear(self._wire)
+            shared = self._receive_state(self._wire)
             if shared.mixes:
-                counts = self._survival.has_taken_part
+                counts = self._membership.has_taken_part
                 average(trained_variables(self.model), self._wire, "elastic", counts=counts)
             weights, state = weights_of(self.model), optimizer_variables(self.optimizer)
             start_alike(weights, state, self._wire, "elastic")
             super().sync()
         for variable, value in own:
             variable.assign(value)
-        self._have_heard(shared)
+        self._accept_state(shared)
 
     def follow(self, balance: LoadBalance) -> None:
         """Resume from the state with a new ``LoadBalance`` and its data, and keep their state with each commit.
@@ -140,7 +140,7 @@ class KerasState(Member, ObjectState):  # type: ignore[misc]
             return
         same_ranks = self._take_up(session)
         session.elastic = True
-        place, queue = self._survival.place, session.course.queue
+        place, queue = self._membership.place, session.course.queue
         if place is not None:
             if not same_ranks and queue is not None and not queue.survives_resets:
                 raise ValueError(f"ranks have changed in the middle of epoch {self.epoch}, and {_SHARDS}")
@@ -217,8 +217,8 @@ class CommitStateCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
                 "does not keep the place in the data"
             )
         self.state = state
-        way_out = "to commit after epochs only, give one that is larger than an epoch"
-        self.batches_per_commit = every("batches_per_commit", batches_per_commit, way_out=way_out)
+        remedy = "to commit after epochs only, give one that is larger than an epoch"
+        self.batches_per_commit = every("batches_per_commit", batches_per_commit, remedy=remedy)
         self._before = 0
         self._session: FitSession | None = None
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from hvd_hetero.consistency import WaysOut
+from hvd_hetero.consistency import Remedies
 from hvd_hetero.policies.policy import Policy
-from hvd_hetero.session import Face
+from hvd_hetero.session import LoadBalanceBase
 from hvd_hetero.watchdog import Patience
 from keras_callbacks.keras_versions import build_metrics, build_model, trained_variables
 from keras_callbacks.pipeline.balanced_dataset import BalancedDataset
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from hvd_hetero.telemetry.writer import Telemetry
     from hvd_hetero.topology.mixing import Mixing
 
-_WAYS_OUT = WaysOut(
+_REMEDIES = Remedies(
     fingerprint="Give all ranks the same policy, global_batch, data, shuffle, seed, prefetch, weight_of and cost_of of "
     "resize_batches, and the same epochs, initial_epoch and steps_per_epoch of fit",
     contents="Seed every shuffle, also in interleave and flat_map, and what is drawn at random; give arrays whole, not "
@@ -34,8 +34,8 @@ _WAYS_OUT = WaysOut(
     settings="Change them on all ranks alike and before the same step: by a schedule of the optimizer, or by a "
     "callback that all ranks have and that decides by the step or by the logs of an epoch, which are the same "
     "everywhere (those of a step are the rank's own)",
-    witness="A callback that writes weights, or loads them, must do so on every rank alike; and train_step must change "
-    "weights by model.optimizer alone, unless they are of local_layers",
+    parameter_norm="A callback that writes weights, or loads them, must do so on every rank alike; and train_step must "
+    "change weights by model.optimizer alone, unless they are of local_layers",
     unused="In a loop of your own, call weighted_gradients once for every batch, also for one that you would rather "
     "skip; to accumulate, set max_micro_batch of the policy and train by fit",
     waiting="Give all ranks the same epochs and callbacks, and call collectives of your own on all of them alike: not "
@@ -43,7 +43,7 @@ _WAYS_OUT = WaysOut(
 )
 
 
-class LoadBalance(Face, tf.keras.callbacks.Callback):  # type: ignore[misc]
+class LoadBalance(LoadBalanceBase, tf.keras.callbacks.Callback):  # type: ignore[misc]
     """How the global batch is divided among the ranks. Make one per training, after ``hvd.init()``, alike on all ranks.
 
         balance = LoadBalance(policy="lb-bsp", global_batch=512)
@@ -103,7 +103,7 @@ class LoadBalance(Face, tf.keras.callbacks.Callback):  # type: ignore[misc]
             policy, global_batch, self, local_layers,
             telemetry=telemetry, progress=progress, sync=sync, allow_nan=allow_nan, patience=patience,
         )  # fmt: skip
-        self._session.balancer.agreement.ways_out = _WAYS_OUT
+        self._session.balancer.agreement.remedies = _REMEDIES
 
     def start(self, model: Any, optimizer: Any) -> None:
         """Give all ranks rank 0's weights and optimizer state, in a loop of your own. ``fit`` does so by itself.
@@ -131,7 +131,7 @@ class LoadBalance(Face, tf.keras.callbacks.Callback):  # type: ignore[misc]
                 f"data must come from resize_batches, whose batches follow the plan, got {type(data).__name__}; write "
                 "balance.batches(resize_batches((x, y), balance)), with map behind resize_batches at most"
             )
-        if data.queue.cuts:
+        if data.queue.has_micro_batches:
             raise ValueError(
                 "max_micro_batch_cost is for model.fit: a round of a loop of your own is one batch. Leave it out, and "
                 "give LoadBalance a smaller global_batch"
@@ -142,7 +142,7 @@ class LoadBalance(Face, tf.keras.callbacks.Callback):  # type: ignore[misc]
         session.course.queue = queue = data.queue
         session.course.want_epoch(queue)
         # A loop that was left before its last batch was used has left a round open.
-        balancer.abandon()
+        balancer.discard_round()
         iterator = iter(data)
         number = 0
         while number == 0 or not queue.at_end:

@@ -57,7 +57,7 @@ class FitSession(Session):
     @property
     def gathers(self) -> bool:
         """True if a round may have several micro-batches."""
-        return self.policy.accumulates or (self.course.queue is not None and self.course.queue.cuts)
+        return self.policy.accumulates or (self.course.queue is not None and self.course.queue.has_micro_batches)
 
     @property
     def epoch_is_over(self) -> bool:

@@ -20,7 +20,7 @@ from keras_callbacks.keras_versions import (
     tf_variables,
     weights_of,
 )
-from keras_callbacks.step.graph_synchroniser import assign, end_to_end, parcels
+from keras_callbacks.step.graph_synchroniser import assign, buckets, end_to_end
 from keras_callbacks.tensorflow_wire import TensorFlowWire
 
 # Attributes that hold numbers of preprocessing layers: Normalization computes with constants made of its weights, and
@@ -84,8 +84,8 @@ def start_alike(weights: list[tf.Variable], state: list[tf.Variable], wire: Tens
         if other is None
         else f"this rank has {mine[other][:2]} where rank 0 has {theirs[other][:2]}",
     )
-    for i, parcel in enumerate(parcels([v for v in variables if _is_of_numbers(v)])):
-        assign(parcel, wire.broadcast(end_to_end(parcel), root_rank=0, name=f"{prefix}.start.{i}"))
+    for i, bucket in enumerate(buckets([v for v in variables if _is_of_numbers(v)])):
+        assign(bucket, wire.broadcast(end_to_end(bucket), root_rank=0, name=f"{prefix}.start.{i}"))
     for i, variable in enumerate(v for v in variables if not _is_of_numbers(v)):
         # Such as words, or what a Discretization of tf_keras has seen, as much on each rank as its data had.
         variable.assign(wire.broadcast_object(variable.numpy(), root_rank=0, name=f"{prefix}.start.any.{i}"))
@@ -120,11 +120,11 @@ def average(variables: list[tf.Variable], wire: TensorFlowWire, prefix: str, *, 
     ranks = float(wire.sum(float(counts), f"{prefix}.mean.ranks"))
     if ranks == 0:
         return
-    for i, parcel in enumerate(parcels(variables)):
-        flat = end_to_end(parcel)
+    for i, bucket in enumerate(buckets(variables)):
+        flat = end_to_end(bucket)
         # Not a product with 0: a new rank's variables may hold anything, NaN included.
         part = flat / ranks if counts else tf.zeros_like(flat)
-        assign(parcel, wire.sum(part, f"{prefix}.mean.{i}"))
+        assign(bucket, wire.sum(part, f"{prefix}.mean.{i}"))
 
 
 def _everywhere_or_nowhere(wire: TensorFlowWire, wrong: bool, name: str, meaning: str, here: str) -> None:

@@ -113,8 +113,8 @@ class TorchState(Member, ObjectState):  # type: ignore[misc]
                 f"TorchState is for elastic jobs of Horovod, and the ranks use torch.distributed; {_INSTEAD}"
             )
         if rounds_per_commit is not None:
-            way_out = "None commits only where you call commit() yourself"
-            rounds_per_commit = every("rounds_per_commit", rounds_per_commit, way_out=way_out)
+            remedy = "None commits only where you call commit() yourself"
+            rounds_per_commit = every("rounds_per_commit", rounds_per_commit, remedy=remedy)
         self._check_names(values)
         for name, value in values.items():
             if scale_learning_rate and isinstance(value, _WITH_RATES_OF_THEIR_OWN):
@@ -156,8 +156,8 @@ class TorchState(Member, ObjectState):  # type: ignore[misc]
         self._take_up(balance._session)
         self._batches = batches
         if batches is not None:
-            if self._survival.place is not None:
-                batches.cutter.load_state_dict(self._survival.place)
+            if self._membership.place is not None:
+                batches.cutter.load_state_dict(self._membership.place)
             batches.before_round = self._commit_if_due
 
     def commit(self) -> None:
@@ -175,15 +175,15 @@ class TorchState(Member, ObjectState):  # type: ignore[misc]
         No ``LoadBalance`` exists yet, so it travels by Horovod, or between ranks that are threads.
         """
         wire = wire_here()
-        shared = self._hear(wire)
+        shared = self._receive_state(wire)
         if shared.mixes:
             parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-            average_everywhere(wire, parameters, "elastic", counts=self._survival.has_taken_part)
+            average_everywhere(wire, parameters, "elastic", counts=self._membership.has_taken_part)
         for name, part in self._parts.items():
             broadcast_state(wire, part, f"elastic.{name}")
         self._forget_gradients()
         super().sync()
-        self._have_heard(shared)
+        self._accept_state(shared)
 
     def _commit_if_due(self) -> None:
         if self.rounds_per_commit is None or not self._commit_is_due(self.rounds_per_commit):

@@ -11,11 +11,11 @@ import torch
 
 from hvd_hetero.checks import integer
 from hvd_hetero.errors import RoundStateError
-from hvd_hetero.measurement.memory import SHARE, CudaGauge
+from hvd_hetero.measurement.memory import USABLE_SHARE, CudaGauge
 from hvd_hetero.policies.bsp import BSP
 from hvd_hetero.policies.policy import Policy
 from hvd_hetero.rounds import MicroBatch
-from hvd_hetero.session import Face
+from hvd_hetero.session import LoadBalanceBase
 from hvd_hetero.watchdog import Patience
 from torch_hooks.beside.trained import Reducer
 from torch_hooks.session import TorchSession, nothing
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from hvd_hetero.topology.mixing import Mixing
 
 
-class LoadBalance(Face):
+class LoadBalance(LoadBalanceBase):
     """How the global batch is divided among the ranks. One per training, alike on all ranks.
 
     Make it after ``hvd.init()``, or after ``torch.distributed.init_process_group()``.
@@ -78,7 +78,7 @@ class LoadBalance(Face):
         sync: str | Mixing = "allreduce",
         reducer: Reducer = "mean",
         allow_nan: bool = False,
-        memory: float = SHARE,
+        memory: float = USABLE_SHARE,
         telemetry: str | os.PathLike[str] | Telemetry | None = None,
         progress: bool = False,
         patience: Patience | None = None,
@@ -95,7 +95,7 @@ class LoadBalance(Face):
                 "hvd.DistributedOptimizer take the mean unless told otherwise"
             )
         if not 0.0 <= memory <= 1.0:
-            raise ValueError(f"memory must be a share from 0 to 1, got {memory!r}; {SHARE} leaves a tenth free")
+            raise ValueError(f"memory must be a share from 0 to 1, got {memory!r}; {USABLE_SHARE} leaves a tenth free")
         wire = wire_here() if wire is None else wire
         self._session = TorchSession(
             policy, wire, global_batch, telemetry, reducer=reducer, progress=progress, sync=sync, allow_nan=allow_nan,
@@ -184,7 +184,7 @@ class LoadBalance(Face):
         batch, wire = self._session.balancer.planner.global_batch, self._session.wire
         allow_nan = self._session.balancer.agreement.allow_nan
         other = LoadBalance(BSP(), global_batch=batch, allow_nan=allow_nan, patience=self._patience, wire=wire)
-        self._session.lead(other._session)
+        self._session.follow_with(other._session)
         return other
 
     def batch(self, samples: int | None = None) -> int:
@@ -202,10 +202,10 @@ class LoadBalance(Face):
         self._session.require_reducer()
         if self._session.beside is not None:
             self._session.balancer.planner.keep_in_step(1)
-        self._session.leave_body()
+        self._session.end_batch()
         self._session.closed = nothing
         samples = self.batch_size if samples is None else samples
-        samples = integer("samples", samples, 0, way_out="give the number of samples in this rank's batch, 0 for none")
+        samples = integer("samples", samples, 0, remedy="give the number of samples in this rank's batch, 0 for none")
         plan = self._session.balancer.plan()
         if plan.ends == "first" or plan.local:
             raise ValueError(
@@ -249,13 +249,13 @@ class LoadBalance(Face):
         Between two rounds. Beside a reducer of your own, also in the loop's body, after the step.
         """
         session = self._session
-        session.break_off()
+        session.exit_loop()
         if session.balancer.in_round:
             raise RoundStateError(
                 "state_dict() came in the middle of a round: a batch was drawn and not trained on. Call it between two "
                 "iterations over the loader, and end them by stop_at of the loader, or by a break after step()"
             )
-        session.settle()
+        session.drain()
         mine = session.balancer.state_dict()
         paces = session.wire.allgather_object(mine.pop("pace"), name=f"{session.prefix}.paces")
         return {**mine, "paces": paces}

@@ -142,9 +142,9 @@ class BalancedLoader:
         else:
             of_batches = loader_options
         workers, global_batch = session.balancer.workers, session.balancer.planner.global_batch
-        way_out = "give as many as you accumulate, of at least one sample on each rank"
+        remedy = "give as many as you accumulate, of at least one sample on each rank"
         in_step = 1 if micro_batches is None else micro_batches
-        self._in_step = integer("micro_batches", in_step, 1, global_batch // workers + 1, way_out=way_out)
+        self._in_step = integer("micro_batches", in_step, 1, global_batch // workers + 1, remedy=remedy)
         self._asks_in_step = micro_batches is not None
         adapts = session.balancer.planner.goodput
         least = (global_batch if adapts is None else adapts.most) if drop_last else 1
@@ -158,7 +158,7 @@ class BalancedLoader:
                 f"{'' if adapts is None else ' at most'}; lower it, or leave drop_last out"
             )
         if num_workers > 0 and not self._streams:
-            session.balancer.set_lead(num_workers * (prefetch_factor or 2))
+            session.balancer.set_rounds_ahead(num_workers * (prefetch_factor or 2))
         self.drop_last = drop_last
         self.stop_at = stop_at
         self.dataset = dataset
@@ -266,7 +266,7 @@ class BalancedLoader:
         session.require_reducer()
         self._fit_reducer()
         self._micro_batches.note_left()
-        session.abandon_round()  # in case the last iteration was left inside one
+        session.discard_round()  # in case the last iteration was left inside one
         compares, self._compares = self._compares, False
         if compares and session.balancer.workers > 1:
             require_alike(

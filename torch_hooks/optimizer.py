@@ -244,7 +244,7 @@ class DistributedOptimizer(WrappedOptimizer):
         self._gathered.close()
         session = self._serves()
         if session is not None and session.optimizer is self and not self._balancer.synchronising:
-            self._abandon_round()
+            self._discard_round()
             session.optimizer = None
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -348,11 +348,11 @@ class DistributedOptimizer(WrappedOptimizer):
             self._made = None
         self._gathered.begin(adds=self._adds)
 
-    def _abandon_round(self) -> None:
+    def _discard_round(self) -> None:
         """Forget what an unfinished round has gathered."""
         if self._balancer.in_round:
             self._gathered.done()
-            self._balancer.abandon()
+            self._balancer.discard_round()
             self._inner.zero_grad()
 
     def _idle_round(self) -> None:

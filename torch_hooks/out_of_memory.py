@@ -19,7 +19,7 @@ from torch_hooks.beside.redone import PartDone
 from torch_hooks.gradients.gathered import Gathered
 
 if TYPE_CHECKING:
-    from torch_hooks.beside.scaled_rounds import Beside
+    from torch_hooks.beside.scaled_rounds import ScaledRounds
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class Shortage:
         self._parts = 0  # of one that failed, and was abandoned
 
     @contextmanager
-    def survived(self, gathered: Sequence[Gathered | Beside]) -> Iterator[None]:
+    def survived(self, gathered: Sequence[Gathered | ScaledRounds]) -> Iterator[None]:
         """Run the loop's body, and undo the micro-batch if it runs out of memory."""
         self.survives = True
         try:
@@ -96,7 +96,7 @@ class Shortage:
                 balancer.work.samples, _WAY_OUT,
             )  # fmt: skip
 
-    def _undo(self, gathered: Sequence[Gathered | Beside], error: Exception) -> int:
+    def _undo(self, gathered: Sequence[Gathered | ScaledRounds], error: Exception) -> int:
         """Undo the current micro-batch, which has run out of memory; return how large its parts may be."""
         balancer, work = self._balancer, self._balancer.work
         if len(gathered) > 1:

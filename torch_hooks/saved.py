@@ -45,7 +45,7 @@ from typing import Any, BinaryIO
 import torch
 
 from hvd_hetero.commits import CommitPace, Every, every
-from hvd_hetero.elastic import Survival
+from hvd_hetero.elastic import MembershipState
 from hvd_hetero.errors import HeteroError, RoundStateError
 from torch_hooks.load_balance import LoadBalance
 from torch_hooks.loader import BalancedLoader
@@ -93,8 +93,8 @@ class SavedTraining:
                 f"{type(balance).__name__} and {type(loader).__name__}"
             )
         if rounds_per_save is not None:
-            way_out = "None saves only where you call save() yourself"
-            rounds_per_save = every("rounds_per_save", rounds_per_save, way_out=way_out)
+            remedy = "None saves only where you call save() yourself"
+            rounds_per_save = every("rounds_per_save", rounds_per_save, remedy=remedy)
         for name, part in parts.items():
             if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
                 raise TypeError(
@@ -144,7 +144,7 @@ class SavedTraining:
                 "to rounds_per_save, which saves on every rank, or call save() between two iterations"
             )
         self._batches.note_left()
-        self._session.abandon_round()  # of a batch that was drawn, and left by break at once
+        self._session.discard_round()  # of a batch that was drawn, and left by break at once
         self._save()
 
     def _save_if_due(self) -> None:
@@ -153,19 +153,19 @@ class SavedTraining:
             self._save(goes_on=True)
 
     def _save(self, *, goes_on: bool = False) -> None:
-        session, survival = self._session, Survival()
+        session, membership = self._session, MembershipState()
         # Also of a save that fails: with a full disk, each round would try again.
         self._saved_at = session.balancer.rounds
         # A device's remaining work on these rounds is no part of saving, which would seem too expensive to repeat.
         session.meter.catch_up()
         with self._pace.commit(session.balancer.rounds):
-            survival.keep(session.balancer, self._batches.state_dict())
+            membership.keep(session.balancer, self._batches.state_dict())
             with self._pace.together():
-                own = session.wire.allgather_object((self._host, survival.own), name=f"{session.prefix}.saved")
+                own = session.wire.allgather_object((self._host, membership.own), name=f"{session.prefix}.saved")
             with self._all_or_none():
                 if session.wire.rank == 0:
                     try:
-                        self._write({**survival.state_dict(), "own": list(own)})
+                        self._write({**membership.state_dict(), "own": list(own)})
                         self._fails = False
                     except _NotWrittenError as error:
                         if not goes_on:
@@ -246,16 +246,16 @@ class SavedTraining:
         for name, part in self._parts.items():
             broadcast_state(wire, part, f"{session.prefix}.loaded.{name}")
         host, mine = own[wire.rank] if wire.rank < len(own) else (None, None)
-        survival = Survival()
-        survival.load_state_dict(progress, mine if host == self._host else None, wire.rank)
-        if wire.rank == 0 and survival.rates_for != session.balancer.planner.global_batch:
+        membership = MembershipState()
+        membership.load_state_dict(progress, mine if host == self._host else None, wire.rank)
+        if wire.rank == 0 and membership.rates_for != session.balancer.planner.global_batch:
             logger.warning(
                 "the global batch was %s and is %d now; learning rates stay as they are",
-                survival.rates_for, session.balancer.planner.global_batch,
+                membership.rates_for, session.balancer.planner.global_batch,
             )  # fmt: skip
-        survival.take_up(session.balancer, wire, session.prefix)
-        if survival.place is not None:
-            self._batches.cutter.load_state_dict(survival.place)
+        membership.take_up(session.balancer, wire, session.prefix)
+        if membership.place is not None:
+            self._batches.cutter.load_state_dict(membership.place)
         self._saved_at = session.balancer.rounds
 
     def _read(self) -> dict[str, Any]:

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from hvd_hetero.balancer import Balancer
-from hvd_hetero.consistency import WaysOut
+from hvd_hetero.consistency import Remedies
 from hvd_hetero.errors import RoundStateError
 from hvd_hetero.policies.policy import Policy
 from hvd_hetero.rounds import MicroBatch
 from hvd_hetero.session import Session
-from torch_hooks.beside.scaled_rounds import Beside
+from torch_hooks.beside.scaled_rounds import ScaledRounds
 from torch_hooks.beside.trained import Reducer
 from torch_hooks.gradients.gathered import Gathered
 from torch_hooks.out_of_memory import Shortage
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from hvd_hetero.policies.goodput import Goodput
     from hvd_hetero.telemetry.writer import Telemetry
 
-_WAYS_OUT = WaysOut(
+_REMEDIES = Remedies(
     fingerprint="Give all ranks the same policy, global_batch, dataset (of their own: stream='shard'), seed, "
     "num_workers and prefetch_factor, let them leave an epoch at the same round (stop_at of the loader), and freeze "
     "parameters on all of them at once",
     settings="The body of the loop runs once per micro-batch, and a rank without data skips it: do what belongs "
     "to an update, such as scheduler.step(), in optimizer.register_step_post_hook(…), or once per epoch",
-    witness="The body of the loop does not run on a rank without data: change gradients, as clipping does, in "
+    parameter_norm="The body of the loop does not run on a rank without data: change gradients, as clipping does, in "
     "optimizer.register_step_pre_hook(…), and let all ranks change parameters alike",
     unused="Call optimizer.step() once for every batch, also for one that you would rather skip; to accumulate, set "
     "max_micro_batch of the policy",
@@ -65,7 +65,7 @@ class RoundOptimizer(Protocol):
     def _idle_round(self) -> None:
         """End a round without data."""
 
-    def _abandon_round(self) -> None:
+    def _discard_round(self) -> None:
         """Forget what an unfinished round has gathered."""
 
     def close(self) -> None:
@@ -90,10 +90,10 @@ class TorchSession(Session):
             gives_up_s=wire.gives_up_s, crew=wire.crew, device=_device_here(), **options,
         )  # fmt: skip
         self.wire = wire
-        self.balancer.agreement.ways_out = _WAYS_OUT
+        self.balancer.agreement.remedies = _REMEDIES
         self.shortage = Shortage(self.balancer, self.meter)
         self.optimizer: RoundOptimizer | None = None
-        self.beside: Beside | None = None
+        self.beside: ScaledRounds | None = None
         """The rounds, if gradients are reduced by what the user has: no optimizer is ours."""
         self.closed: Callable[[], None] = nothing
         """What notes that a round beside a reducer is closed: the reader of its batch."""
@@ -146,7 +146,7 @@ class TorchSession(Session):
         if self.balancer.in_round:
             raise RoundStateError("also() in the middle of a round; call it between rounds")
 
-    def lead(self, other: TorchSession) -> None:
+    def follow_with(self, other: TorchSession) -> None:
         """Have the other one take part in each round of this one, after those that do so already."""
         other._leader = weakref.ref(self)
         self._others.append(other)
@@ -217,39 +217,39 @@ class TorchSession(Session):
                 "DistributedOptimizer(optimizer, balance, model.named_parameters()). Beside your own reducer use "
                 "'lb-bsp', 'bsp' or StaticAllocation of positive weights"
             )
-        self.beside = Beside(
+        self.beside = ScaledRounds(
             self.balancer, self.wire, self.prefix, self._reducer, goes_by_time=self.goes_by_time
         )  # fmt: skip
         self.balancer.planner.keep_in_step(1, exactly=False)
         self.shortage.end_others = self.end_others
         self.waits_in_layers = self.wire.size > 1
 
-    def leave_body(self) -> None:
+    def end_batch(self) -> None:
         """Close the round beside a reducer, if the loop's body is done with its last batch."""
-        if self.beside is not None and self.beside.leave():
+        if self.beside is not None and self.beside.end_batch():
             self.closed()
 
-    def break_off(self) -> None:
+    def exit_loop(self) -> None:
         """Close the round beside a reducer if its last batch was used, wherever the loop was left."""
-        if self.beside is not None and self.beside.break_off():
+        if self.beside is not None and self.beside.exit_loop():
             self.closed()
 
-    def settle(self) -> None:
+    def drain(self) -> None:
         """Compare what has not been compared yet; a collective call."""
         if self.beside is not None:
-            self.beside.settle()
+            self.beside.drain()
 
     def idle_round(self) -> None:
         """End a round without data, in which the loop's body does not run."""
         for optimizer in self.optimizers:
             optimizer._idle_round()
 
-    def abandon_round(self) -> None:
+    def discard_round(self) -> None:
         """Forget what an unfinished round has gathered."""
         for optimizer in self.optimizers:
-            optimizer._abandon_round()
+            optimizer._discard_round()
         if self.beside is not None:
-            self.beside.abandon()
+            self.beside.discard_round()
 
     def close(self) -> None:
         """Compare the last rounds, and finish the telemetry and the watchdog."""

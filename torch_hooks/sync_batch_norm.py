@@ -187,7 +187,7 @@ class _Normalise(torch.autograd.Function):
         session = ctx.session
         # Beside a reducer of the user's, the loss is scaled already, and so are the gradients that come here. Else its
         # weight is known by now, if scale() has given it.
-        weight = session.balancer.work.counts if session.beside is None else 1.0
+        weight = session.balancer.work.gradient_weight if session.beside is None else 1.0
         sums = torch.cat([g.sum(ctx.dims), (g * y).sum(ctx.dims)])
         # A mean over no samples is NaN; it must not reach the others.
         sums = sums * weight if weight else torch.zeros_like(sums)

@@ -104,7 +104,7 @@ def record(policy: Policy, *, rotating: bool, kind: str = "server", rounds: int 
     """Return each round's beginning and seconds, and the disturbed worker's batch."""
     # Batch sizes are set without blocking, so one round late (section 4).
     machines = cluster(rotating=rotating, kind=kind)
-    simulation = RoundSimulation(machines, policy, 8 * BATCH, options=Options(lead=1))
+    simulation = RoundSimulation(machines, policy, 8 * BATCH, options=Options(rounds_ahead=1))
     found = []
     for _ in range(rounds):
         begin_s = simulation.now_s

@@ -63,7 +63,7 @@ def proportional(
             does not use up `total`, or if `total` is below the sum of the minimum or not a multiple.
         TypeError: If `total`, `minimum` or `multiple_of` does not consist of integers.
     """
-    v = checks.finite("speeds", speeds, least=0, way_out="plan a rank without a measurement by its last share")
+    v = checks.finite("speeds", speeds, least=0, remedy="plan a rank without a measurement by its last share")
     step = checks.integer("multiple_of", multiple_of, least=1)
     units = checks.total_in_units(checks.integer("total", total, least=0), step)
     lower = -(-checks.integers("minimum", minimum, v.size) // step)

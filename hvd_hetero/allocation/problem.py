@@ -90,9 +90,9 @@ def problem(
 ) -> Problem:
     """Check the arguments of `minimax` and convert them to units; a single number stands for all workers."""
     profile = "profile this worker again, or leave it out"
-    m = checks.finite("slope", slope, least=0, way_out=profile)
-    b = checks.finite("intercept", intercept, m.size, least=-np.inf, way_out=profile)
-    c = checks.finite("comm", comm, m.size, least=0, way_out="use 0 where communication has not been measured")
+    m = checks.finite("slope", slope, least=0, remedy=profile)
+    b = checks.finite("intercept", intercept, m.size, least=-np.inf, remedy=profile)
+    c = checks.finite("comm", comm, m.size, least=0, remedy="use 0 where communication has not been measured")
     step = checks.integer("multiple_of", multiple_of, least=1)
     # Sums over workers of up to `total` units each must fit in int64, and samples in a float.
     below = min(2**53, 2**62 // m.size)

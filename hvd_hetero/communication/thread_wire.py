@@ -44,7 +44,7 @@ class SharedSignals:
         return self._latest == round
 
 
-class Crew:
+class ThreadGroup:
     """The shared state of ranks that are threads."""
 
     def __init__(self, size: int) -> None:
@@ -118,7 +118,7 @@ class ThreadWire:
     cannot_sum = ()
     gives_up_s = math.inf
 
-    def __init__(self, crew: Crew, rank: int) -> None:
+    def __init__(self, crew: ThreadGroup, rank: int) -> None:
         self.crew = crew
         self.rank = rank
         self.size = crew.size
@@ -154,7 +154,7 @@ class ThreadWire:
         """Return the result, once all ranks have come: a thread that waits needs no processor."""
         return self.result(handle)
 
-    def line(self) -> Self:
+    def new_group(self) -> Self:
         """Return this wire, whose calls are paired by name."""
         return self
 

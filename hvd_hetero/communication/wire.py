@@ -3,7 +3,7 @@
 Every call has a name, the same on all ranks; a name is free again once its result was fetched on all ranks. On some
 wires the calls of the ranks are paired by these names, and on others by the order in which each rank starts them. So
 every rank makes its calls in the same order. Calls that may come before or behind these on some rank, as those of a
-round do, have a separate `line`.
+round do, have a separate `new_group`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Signals(Protocol):
 
 
 class SharesSignals(Protocol):
-    """What ranks that are threads of one process have in common (``communication.thread_wire.Crew``)."""
+    """What ranks that are threads of one process have in common (``communication.thread_wire.ThreadGroup``)."""
 
     def signals(self, number: int) -> Signals:
         """Return the signals of the training with this number, the same object for all ranks."""
@@ -109,7 +109,7 @@ class TensorWire(Wire, Protocol[Tensor]):
         returns whether the end is near.
         """
 
-    def line(self) -> TensorWire[Tensor]:
+    def new_group(self) -> TensorWire[Tensor]:
         """Return a wire of the same ranks whose calls have no order relative to this one's; a collective call.
 
         It is free again once no one holds it.

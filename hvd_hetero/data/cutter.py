@@ -1,6 +1,6 @@
 """Cuts data into rounds, for every framework: plan in, this rank's micro-batches out, undone samples back.
 
-    begin() ──> cut(), cut(), …                one rank's part of each round, at most ``lead`` rounds ahead of training
+    begin() ──> cut(), cut(), …                one rank's part of each round, ``rounds_ahead`` of training at most
                   └─> finish(table), …         once for each round that is agreed, in the same order
 
 Every rank has its own cutter, and all cut alike: from the same order, by the same plans. Nothing is sent.
@@ -60,7 +60,7 @@ class Cutter:
 
     def least(self, ahead: int = 0) -> int:
         """Return how many samples the round that many rounds after the present one needs."""
-        return self._batch(min(ahead, self._plans.lead)) if self._drop_last else 1
+        return self._batch(min(ahead, self._plans.rounds_ahead)) if self._drop_last else 1
 
     def want(self, epoch: int) -> None:
         """Make that epoch the next one, or continue it if it was stopped in its middle."""
@@ -74,7 +74,7 @@ class Cutter:
         if begins:
             self.order.start(self.epoch)
             self.epoch += 1
-        self.order.lead = self._plans.lead
+        self.order.rounds_ahead = self._plans.rounds_ahead
         return begins
 
     def keep_in_step(self, micro_batches: int, *, exactly: bool = False) -> None:

@@ -70,7 +70,7 @@ class SharedPermutation(SampleOrder):
             )
         self.length = length
         self.shuffle = shuffle
-        self.seed = integer("seed", seed, 0, 2**128, way_out="give a whole number, the same on every rank")
+        self.seed = integer("seed", seed, 0, 2**128, remedy="give a whole number, the same on every rank")
         self._draw = draw
         self.start(0)
 
@@ -141,7 +141,7 @@ class SharedPermutation(SampleOrder):
         tails = undone(taken.plan, taken.indices, done)
         if any(map(len, tails)):
             self._reordered = True
-            self._tails.append((taken.number + 1 + self.lead, np.concatenate(tails)))
+            self._tails.append((taken.number + 1 + self.rounds_ahead, np.concatenate(tails)))
 
     def _put_back(self, number: int) -> None:
         """Put back the tails that are due before the round of that number, the oldest first in the order."""
@@ -159,8 +159,8 @@ class SharedPermutation(SampleOrder):
     def state_dict(self) -> dict[str, Any]:
         """Return where the epoch stands: what is still to be visited, in order. Rounds in flight count as not done.
 
-        With a lead, ranks may be ahead by different numbers of rounds, and write the same future differently; to go on,
-        all must load one rank's state.
+        With prefetch, ranks may be ahead by different numbers of rounds, and write the same future differently. To go
+        on, all must load one rank's state.
         """
         first = self._open[0].number if self._open else self._next
         flight = [taken.indices for taken in self._open]

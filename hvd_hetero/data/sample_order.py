@@ -126,7 +126,7 @@ class SampleOrder(ABC):
     epoch: int
     size: int | None = None
     """Samples of this epoch over all ranks; None if that is not known."""
-    lead: int = 0
+    rounds_ahead: int = 0
     """Rounds that may be taken before the oldest of them is finished."""
     end: EpochEnd = EpochEnd()
     """How the last rounds of an epoch are planned."""

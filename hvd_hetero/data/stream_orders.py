@@ -208,8 +208,8 @@ class ShardStream(_Shard):
     kind = "shard"
 
     def __init__(self, read: Source, rounds: int, rank: int, workers: int, readers: int = 0) -> None:
-        way_out = "give the rounds of an epoch, the same number on every rank"
-        self.rounds = integer("rounds_per_epoch", rounds, 1, way_out=way_out)
+        remedy = "give the rounds of an epoch, the same number on every rank"
+        self.rounds = integer("rounds_per_epoch", rounds, 1, remedy=remedy)
         super().__init__(read, rank, workers, readers)
 
     def _begin(self, epoch: int, done: list[int], round: int = 0) -> None:

@@ -187,7 +187,7 @@ class Pace(Kept):
         """The size of micro-batches in the latest round that taught something."""
         self._factor = 1.0  # c
 
-    def know(self, samples: float) -> None:
+    def set_fixed_cost(self, samples: float) -> None:
         """Go on with another β."""
         self._factor = self._factor * (self.size + self.samples) / (self.size + samples)
         self.samples = samples

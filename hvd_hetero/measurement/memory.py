@@ -22,7 +22,7 @@ from hvd_hetero.kept import Figure, Kept
 
 HEADROOM = 0.1
 """How far a limit stays below what failed: what fits once may not fit in fragmented memory (arbitrary)."""
-SHARE = 1.0 - HEADROOM
+USABLE_SHARE = 1.0 - HEADROOM
 
 _GROWTH = 1.25
 _SIZES = 16
@@ -71,7 +71,7 @@ class MemoryMeter(Kept):
 
     def __init__(self) -> None:
         self.gauge: MemoryGauge | None = None
-        self.share = SHARE
+        self.share = USABLE_SHARE
         self.said = 0
         """What the user has said; 0: nothing."""
         self.failed = 0
@@ -95,7 +95,7 @@ class MemoryMeter(Kept):
         return min(filter(None, (self.said, self.learned)), default=0)
 
     @property
-    def line(self) -> str:
+    def fitted_line(self) -> str:
         """The line in words, and the bound that follows from it; empty if it is not known."""
         if not self.slope:
             return ""
@@ -126,7 +126,7 @@ class MemoryMeter(Kept):
 
     def fail(self, size: int) -> None:
         """Note that a micro-batch of this size did not fit."""
-        self.failed = max(1, min(int(size * SHARE), size - 1, self.failed or size))
+        self.failed = max(1, min(int(size * USABLE_SHARE), size - 1, self.failed or size))
         self._measures = 0
 
     def row(self) -> dict[str, float]:

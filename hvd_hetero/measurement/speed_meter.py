@@ -62,8 +62,8 @@ class SpeedMeter(Kept):
         pace = Pace(typical_size) if weighs_fixed_cost else None
         self.learner = SpeedLearner(predictor, pace, profile, Surroundings(readings, hindrances, clock()))
         self.stopwatch: Stopwatch | None = None
-        self.rests = True
-        """True: `rest` is called while others compute."""
+        self.defers_work = True
+        """True: `do_deferred_work` is called while others compute."""
         self.queued = False
         """True: a device works on after the clock was read, whether a stopwatch follows it or not."""
         self.memory = MemoryMeter()
@@ -191,7 +191,7 @@ class SpeedMeter(Kept):
         known = self.round if self.stopwatch is None else self._before
         uses_drivers = self.learner.predictor.uses_drivers
         if known.samples and 0.0 < known.busy_s < math.inf and known.teaches:
-            if self.rests and known.busy_s < _SHORT_S and not uses_drivers:
+            if self.defers_work and known.busy_s < _SHORT_S and not uses_drivers:
                 self._unlearned = known
             else:
                 self.learner.learn(known)
@@ -207,7 +207,7 @@ class SpeedMeter(Kept):
             self.learner.learn(known)
             self.learner.expected()  # what a predictor computes for a forecast is ready before the row has to leave
 
-    def most_of(self, work: MicroBatch) -> int:
+    def fitting_samples(self, work: MicroBatch) -> int:
         """Return how many of a micro-batch's samples fit in memory, if they are too many; else 0."""
         whole = self.learner.work_of(work)
         return max(int(self.limit / whole * work.samples), 1) if 0 < self.limit < whole else 0
@@ -230,7 +230,7 @@ class SpeedMeter(Kept):
             **self.learner.row(self.round),
         }
 
-    def rest(self) -> None:
+    def do_deferred_work(self) -> None:
         """Do what would delay a rank at another time, while others compute."""
         self._learn_the_rest()
         self.learner.surroundings.read_at_leisure(self.batch.done_at, drivers=not self.learner.predictor.uses_drivers)

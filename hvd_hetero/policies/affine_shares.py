@@ -45,27 +45,29 @@ class AffineCosts:
         self._rates = speeds * (1.0 + fixed / typical_size)  # u
         self._levels: dict[int, tuple[float, float]] = {}  # T of one micro-batch each, by the samples of a round
 
-    def near_best(self, plan: RoundPlan, tolerance: float, sure: Floats | float = 1.0) -> bool:
-        """Return True if no split is sooner by more than ``tolerance``; ``sure`` of each rank's time is beyond doubt.
+    def near_best(self, plan: RoundPlan, tolerance: float, trusted_part: Floats | float = 1.0) -> bool:
+        """Return True if no split is sooner by more than ``tolerance``.
+
+        ``trusted_part`` of each rank's time is beyond doubt.
 
         No split is sooner than T. In integers no split is sooner, either, if every rank that takes a unit from the
         latest one becomes as late.
         """
-        heads = self._heads(plan)
-        latest_s = self._latest_s(plan, heads, sure) * (1.0 - tolerance)
-        with_one_more_s = float(((plan.shares + heads + self._step) / self._rates).min())
+        overheads = self._overheads(plan)
+        latest_s = self._latest_s(plan, overheads, trusted_part) * (1.0 - tolerance)
+        with_one_more_s = float(((plan.shares + overheads + self._step) / self._rates).min())
         if with_one_more_s >= latest_s:
             return True
-        return max(self._level(plan.total, heads)) >= latest_s
+        return max(self._level(plan.total, overheads)) >= latest_s
 
     def soonest_s(self, total: int) -> float:
         """Return the time of the best real-valued split of so many samples, in one micro-batch each."""
         return max(self._level(total, self._fixed))
 
-    def gain(self, plan: RoundPlan, sure: Floats | float = 1.0) -> float:
+    def gain(self, plan: RoundPlan, trusted_part: Floats | float = 1.0) -> float:
         """Return the share of a round that the best real-valued split saves; all speeds are known."""
-        heads = self._heads(plan)
-        return max(1.0 - max(self._level(plan.total, heads)) / self._latest_s(plan, heads, sure), 0.0)
+        overheads = self._overheads(plan)
+        return max(1.0 - max(self._level(plan.total, overheads)) / self._latest_s(plan, overheads, trusted_part), 0.0)
 
     def round_s(self, plan: RoundPlan, *, divided: bool) -> float:
         """Return the seconds of a round of this plan's samples and micro-batches: ``divided`` as is best, or as it is.
@@ -74,39 +76,39 @@ class AffineCosts:
         """
         if not self.all_known:
             return math.nan
-        heads = self._heads(plan)
-        return max(self._level(plan.total, heads)) if divided else self._latest_s(plan, heads)
+        overheads = self._overheads(plan)
+        return max(self._level(plan.total, overheads)) if divided else self._latest_s(plan, overheads)
 
-    def _latest_s(self, plan: RoundPlan, heads: Floats, sure: Floats | float = 1.0) -> float:
-        return float(((plan.shares + heads) / self._rates * sure).max())
+    def _latest_s(self, plan: RoundPlan, overheads: Floats, trusted_part: Floats | float = 1.0) -> float:
+        return float(((plan.shares + overheads) / self._rates * trusted_part).max())
 
-    def _heads(self, plan: RoundPlan) -> Floats:
+    def _overheads(self, plan: RoundPlan) -> Floats:
         """Return h for the micro-batches of a plan; a rank without samples counts one."""
-        cuts = plan.cuts
+        cuts = plan.batch_counts
         return self._fixed if cuts.max() <= 1 else self._fixed * np.maximum(cuts, 1)
 
-    def _level(self, total: int, heads: Floats) -> tuple[float, float]:
+    def _level(self, total: int, overheads: Floats) -> tuple[float, float]:
         """Return T, and the seconds of the latest rank that is at its minimum and later than T; 0 if there is none."""
-        if heads is not self._fixed:
-            return self._found_level(total, heads)
+        if overheads is not self._fixed:
+            return self._found_level(total, overheads)
         if total not in self._levels:  # several plans are compared with it
-            self._levels[total] = self._found_level(total, heads)
+            self._levels[total] = self._found_level(total, overheads)
         return self._levels[total]
 
-    def _found_level(self, total: int, heads: Floats) -> tuple[float, float]:
+    def _found_level(self, total: int, overheads: Floats) -> tuple[float, float]:
         rates, least = self._rates, self._minimum
-        level_s = (total + _sum(heads)) / self._pace
-        free = rates * level_s - heads >= least
+        level_s = (total + _sum(overheads)) / self._pace
+        free = rates * level_s - overheads >= least
         if free.all():
             return level_s, 0.0
         while free.any():
             clamped = least * (len(free) - int(free.sum()))
-            level_s = (total - clamped + _sum(heads[free])) / _sum(rates[free])
-            still = free & (rates * level_s - heads >= least)
+            level_s = (total - clamped + _sum(overheads[free])) / _sum(rates[free])
+            still = free & (rates * level_s - overheads >= least)
             if (still == free).all():
                 break
             free = still
-        return level_s, float(((least + heads[~free]) / rates[~free]).max())
+        return level_s, float(((least + overheads[~free]) / rates[~free]).max())
 
     def divided(self, plan: RoundPlan, max_micro_batch: Any, limits: Floats | float = 0.0) -> RoundPlan:
         """Return the best plan: ranks whose speed is known divide what they hold together, the others keep it.
@@ -120,9 +122,9 @@ class AffineCosts:
             return plan
         found, best, upper = plan, plan, np.full(len(held), plan.total)
         for _ in range(_SEARCHES):
-            heads = self._heads(found)
+            overheads = self._overheads(found)
             shares = held.copy()
-            shares[known] = self._best(total, rates, heads[known], upper[known])
+            shares[known] = self._best(total, rates, overheads[known], upper[known])
             former, found = found, RoundPlan.of(shares, max_micro_batch).within(limits)
             if best is plan or self.latest_s(best) > self.latest_s(found):
                 best = found
@@ -132,24 +134,26 @@ class AffineCosts:
             largest = np.minimum(
                 np.where(np.asarray(limits) > 0, limits, plan.total).astype(np.int64), max_micro_batch or plan.total
             )
-            upper = np.maximum(found.cuts, 1) * largest // self._step * self._step
+            upper = np.maximum(found.batch_counts, 1) * largest // self._step * self._step
             room = upper[known]
             if room.sum() < total or room.min() < self._minimum:
                 break
         return best
 
-    def _best(self, total: int, rates: Floats, heads: Floats, upper: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def _best(
+        self, total: int, rates: Floats, overheads: Floats, upper: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.int64]:
         """Return the shares of ranks with these u and h, at least the minimum each; the bounds allow the total."""
         units, least = total // self._step, -(-self._minimum // self._step)
         lower = np.full(len(rates), least)
         upper = np.minimum(upper // self._step, units - least * (len(rates) - 1))
         return self._step * split(
-            Problem(1.0 / rates, heads / rates, np.zeros(len(rates)), units, lower, upper, self._step)
+            Problem(1.0 / rates, overheads / rates, np.zeros(len(rates)), units, lower, upper, self._step)
         )
 
-    def latest_s(self, plan: RoundPlan, sure: Floats | float = 1.0) -> float:
-        """Return when the latest rank of known speed is done, in its own unit; ``sure`` if all are known."""
-        return float((self._seconds(plan) * sure).max(initial=0.0))
+    def latest_s(self, plan: RoundPlan, trusted_part: Floats | float = 1.0) -> float:
+        """Return when the latest rank of known speed is done, in its own unit; ``trusted_part`` if all are known."""
+        return float((self._seconds(plan) * trusted_part).max(initial=0.0))
 
     def between(self, begin: RoundPlan, end: RoundPlan, part: float) -> npt.NDArray[np.int64]:
         """Return shares that are this part of the way from one plan to another."""
@@ -179,7 +183,7 @@ class AffineCosts:
     def _seconds(self, plan: RoundPlan) -> Floats:
         """Return the time t of each rank whose speed is known, in its own unit."""
         known = self._known
-        return (plan.shares + self._heads(plan))[known] / self._comparable_rates[known]
+        return (plan.shares + self._overheads(plan))[known] / self._comparable_rates[known]
 
 
 def _sum(figures: Floats) -> float:

@@ -66,7 +66,7 @@ class ElasticBSP(Policy):
         predictor: str | Predictor = "ema",
         tolerance: float = 0.02,
     ) -> None:
-        self.lookahead = integer("lookahead", lookahead, 1, way_out="give the number of iterations to predict")
+        self.lookahead = integer("lookahead", lookahead, 1, remedy="give the number of iterations to predict")
         if updates not in ("accumulate", "local"):
             raise ValueError(
                 f"updates must be 'accumulate' or 'local', got {updates!r}; 'accumulate' gives the step of one process"

@@ -66,15 +66,15 @@ class Evidence(Kept):
         self._least = np.where(told, np.minimum(self._least, size), self._least)
         self._most = np.where(told, np.maximum(self._most, size), self._most)
 
-    def sure(self, fixed: Floats) -> Floats:
+    def trusted_part(self, fixed: Floats) -> Floats:
         """Return the share of each rank's time that is beyond doubt."""
         amplified = 0.5 + 0.5 * fixed / (fixed + self._typical_size)
-        sure: Floats = np.maximum(1.0 - _DOUBT_PER_SCATTER * amplified * self._scatter, 0.5)
-        return sure
+        trusted_part: Floats = np.maximum(1.0 - _DOUBT_PER_SCATTER * amplified * self._scatter, 0.5)
+        return trusted_part
 
-    def reach(self, plan: RoundPlan, wanted: RoundPlan) -> float:
+    def allowed_part(self, plan: RoundPlan, wanted: RoundPlan) -> float:
         """Return how much of the way to the wanted shares the measurements go, from 0 to 1."""
-        cuts, held = np.maximum(wanted.cuts, 1), plan.shares
+        cuts, held = np.maximum(wanted.batch_counts, 1), plan.shares
         most = np.maximum(np.floor(self._most * _REACH_OF_SIZES) * cuts, self._most * cuts + self._step)
         least = np.minimum(np.ceil(self._least / _REACH_OF_SIZES) * cuts, self._least * cuts - self._step)
         # A rank's present share bounds these, too: else the number of its micro-batches could never change.

@@ -64,10 +64,10 @@ class Goodput(Kept):
     PARTS = ("_transfer",)
 
     def __init__(self, *, start: int, least: int, most: int, learning_rate: LearningRate = "adascale") -> None:
-        way_out = "give a whole number of samples over all ranks"
-        self.start = integer("start", start, 1, way_out=way_out)
-        self.least = integer("least", least, 1, way_out=way_out)
-        self.most = integer("most", most, 1, way_out=way_out)
+        remedy = "give a whole number of samples over all ranks"
+        self.start = integer("start", start, 1, remedy=remedy)
+        self.least = integer("least", least, 1, remedy=remedy)
+        self.most = integer("most", most, 1, remedy=remedy)
         if not self.least <= self.start <= self.most:
             raise ValueError(
                 f"start must be between least and most, got least={least}, start={start}, most={most}; give the batch "

@@ -102,8 +102,8 @@ class LBBSP(Policy):
             )
         self.device = device
         samples = "give a whole number of samples"
-        self.minimum = integer("minimum", minimum, 1, way_out=f"{samples}; with 1 every rank's speed stays known")
-        self.multiple_of = integer("multiple_of", multiple_of, 1, way_out=f"{samples}; 1 asks for no multiple")
+        self.minimum = integer("minimum", minimum, 1, remedy=f"{samples}; with 1 every rank's speed stays known")
+        self.multiple_of = integer("multiple_of", multiple_of, 1, remedy=f"{samples}; 1 asks for no multiple")
         self._least = -(-self.minimum // self.multiple_of) * self.multiple_of
         self.tolerance = checked_tolerance(tolerance)
         self.max_micro_batch = checked_micro_batch(max_micro_batch)
@@ -207,22 +207,22 @@ class LBBSP(Policy):
         if not costs.all_known or self.tolerance == 0.0 or self._evidence is None:
             wanted = costs.divided(plan, self.max_micro_batch, limits)
             return wanted if costs.latest_s(wanted) < costs.latest_s(plan) * (1.0 - self.tolerance) else plan
-        equal, sure = self._equal.within(limits), self._evidence.sure(fixed)
+        equal, trusted_part = self._equal.within(limits), self._evidence.trusted_part(fixed)
         if plan.samples == equal.samples:
-            if costs.near_best(equal, self.tolerance, sure):
+            if costs.near_best(equal, self.tolerance, trusted_part):
                 return plan
         elif costs.near_best(equal, _RETURNS_BELOW * self.tolerance):
             return equal
         too_far = _departure(plan, equal) > _TAKEN_BACK_BEYOND * _DEPARTURE_PER_GAIN * costs.gain(equal)
-        if not too_far and costs.near_best(plan, self.tolerance, sure):
+        if not too_far and costs.near_best(plan, self.tolerance, trusted_part):
             return plan
         wanted = costs.divided(plan, self.max_micro_batch, limits)
-        worth = _DEPARTURE_PER_GAIN * costs.gain(equal, sure)
+        worth = _DEPARTURE_PER_GAIN * costs.gain(equal, trusted_part)
         if (departs := _departure(wanted, equal)) > worth:
             wanted = self._cut(costs.between(equal, wanted, worth / departs), limits)
-        if not too_far and costs.latest_s(wanted) >= costs.latest_s(plan, sure) * (1.0 - self.tolerance):
+        if not too_far and costs.latest_s(wanted) >= costs.latest_s(plan, trusted_part) * (1.0 - self.tolerance):
             return plan
-        part = self._evidence.reach(plan, wanted)
+        part = self._evidence.allowed_part(plan, wanted)
         return wanted if part == 1.0 else self._cut(costs.between(plan, wanted, part), limits)
 
     def _cut(self, shares: npt.NDArray[np.int64], limits: Floats) -> RoundPlan:

@@ -61,7 +61,7 @@ class LBNonBlocking(Policy):
         tolerance: float = 0.03,
     ) -> None:
         if micro_batches is not None:
-            integer("micro_batches", micro_batches, 1, way_out="give the micro-batches of one rank, or None")
+            integer("micro_batches", micro_batches, 1, remedy="give the micro-batches of one rank, or None")
         self.micro_batches = micro_batches
         self._shares = LBBSP(predictor, tolerance=tolerance)
         self._workers = self._global_batch = self._number = 1  # n, X, N
@@ -138,7 +138,7 @@ class LBNonBlocking(Policy):
         plan, table, n = finished.plan, finished.table, self._number
         limits = table.column("limit")
         cut = np.where(limits > 0, np.maximum(-(-plan.shares // np.maximum(limits, 1)), n), n)
-        if plan.ends != "first" or (plan.cuts != cut).any():
+        if plan.ends != "first" or (plan.batch_counts != cut).any():
             return  # all had to be done, or the plan is older than the number
         self._trials.same_as(int(cut.min()))  # more than n if no rank's memory holds such large ones
         latest_s, transfer_s = float(table.busy_s.max()), table.transfer_s

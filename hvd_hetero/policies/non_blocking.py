@@ -47,7 +47,7 @@ class NonBlocking(Policy):
         scaling: Literal["unbiased", "n/N"] = "unbiased",
         anticipates: bool = True,
     ) -> None:
-        self.micro_batches = integer("micro_batches", micro_batches, 1, way_out="give the micro-batches of one rank")
+        self.micro_batches = integer("micro_batches", micro_batches, 1, remedy="give the micro-batches of one rank")
         if scaling not in ("unbiased", "n/N"):
             raise ValueError(
                 f"scaling must be 'unbiased' or 'n/N', got {scaling!r}; with 'unbiased' all samples weigh the same"

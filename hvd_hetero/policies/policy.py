@@ -115,17 +115,17 @@ class Policy(Kept, ABC):
 
 def checked_micro_batch(size: Any) -> Any:
     """Return the largest micro-batch allowed, or one for each rank or device, after checking it."""
-    way_out = "give a whole number of samples, or None for no limit"
-    return checked_bounds("max_micro_batch", size, lambda name, bound: integer(name, bound, 1, way_out=way_out))
+    remedy = "give a whole number of samples, or None for no limit"
+    return checked_bounds("max_micro_batch", size, lambda name, bound: integer(name, bound, 1, remedy=remedy))
 
 
 def checked_tolerance(tolerance: float) -> float:
     """Return the share of a round that is not worth a change, after checking it."""
-    way_out = "0.02 leaves two hundredths alone, and 0 follows everything"
+    remedy = "0.02 leaves two hundredths alone, and 0 follows everything"
     if isinstance(tolerance, bool) or not isinstance(tolerance, Real):
-        raise TypeError(f"tolerance must be a number, a share in [0, 1), got {tolerance!r}; {way_out}")
+        raise TypeError(f"tolerance must be a number, a share in [0, 1), got {tolerance!r}; {remedy}")
     if not 0 <= tolerance < 1:
-        raise ValueError(f"tolerance must be a share in [0, 1), got {tolerance}; {way_out}")
+        raise ValueError(f"tolerance must be a share in [0, 1), got {tolerance}; {remedy}")
     return float(tolerance)
 
 

@@ -74,8 +74,8 @@ class SelfAdaptive(Policy):
         start: npt.ArrayLike | None = None,
         every: int | None = None,
     ) -> None:
-        way_out = "give the micro-batches of a round over all ranks"
-        self.total = None if total is None else integer("total", total, 1, way_out=way_out)
+        remedy = "give the micro-batches of a round over all ranks"
+        self.total = None if total is None else integer("total", total, 1, remedy=remedy)
         counts = None if start is None else np.asarray(start)
         if counts is not None and counts.ndim != 1:
             raise ValueError(f"start must hold one count per rank, got {start!r}; give a list, as in start=[9, 1]")

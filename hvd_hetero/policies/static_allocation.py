@@ -41,8 +41,8 @@ class StaticAllocation(Policy):
                 f"weights must hold one integer per rank, got {weights!r} ({type(weights).__name__}); "
                 f"write StaticAllocation([3, 7]) for two ranks"
             ) from None
-        way_out = "give the rank's micro-batches per round; 0 gives it no data"
-        self.weights = tuple(integer(f"weights[{rank}]", w, 0, way_out=way_out) for rank, w in enumerate(given))
+        remedy = "give the rank's micro-batches per round; 0 gives it no data"
+        self.weights = tuple(integer(f"weights[{rank}]", w, 0, remedy=remedy) for rank, w in enumerate(given))
         if not any(self.weights):
             raise ValueError(
                 f"weights must hold at least one positive number, got {given!r}; "

@@ -45,7 +45,7 @@ class Telemetry:
                 f'telemetry must be the path of a file, got {os.fspath(self.path)!r}; write telemetry="run.jsonl", or '
                 "None for no record"
             )
-        integer("every", self.every, 1, way_out="with 1 every round is recorded")
+        integer("every", self.every, 1, remedy="with 1 every round is recorded")
 
 
 class RunFile:

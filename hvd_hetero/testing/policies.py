@@ -138,7 +138,7 @@ def _finished(
             believed = busy_s = absurd
         report = RoundReport(
             samples=x, micro_batches=k, compute_s=busy_s, input_s=0.0, wait_s=last_s - x / v, samples_per_s=believed,
-            cpu=1.0, memory=1.0, fingerprint=0.0, settings=0.0, witness=0.0, timed_samples=x,
+            cpu=1.0, memory=1.0, fingerprint=0.0, settings=0.0, parameter_norm=0.0, timed_samples=x,
         )  # fmt: skip
         mine = slice(rank * len(rows) // plan.workers, (rank + 1) * len(rows) // plan.workers)
         rows[mine] = report.vector(rank, plan.workers)[mine]

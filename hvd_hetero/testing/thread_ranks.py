@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from hvd_hetero.communication.thread_wire import Crew, ThreadWire, become
+from hvd_hetero.communication.thread_wire import ThreadGroup, ThreadWire, become
 from hvd_hetero.errors import HeteroError, PeerLostError
 
 _STDERR = 2  # the file itself: sys.stderr may be none, as under pytest
@@ -50,7 +50,7 @@ def run_on_threads(function: Callable[[int], Result], ranks: int = 3, timeout_s:
     ``timeout_s`` the stacks of all threads are printed and ``ThreadHangError`` is raised; a thread that does not wait
     for others cannot be ended, and stays as a daemon.
     """
-    crew = Crew(ranks)
+    crew = ThreadGroup(ranks)
     results: dict[int, Result] = {}
     errors: list[tuple[int, BaseException]] = []
 

@@ -100,4 +100,4 @@ def require_connected(graph: Graph, use: str) -> None:
 
 
 def _node_count(nodes: SupportsIndex) -> int:
-    return integer("nodes", nodes, 1, way_out="it is the number of ranks")
+    return integer("nodes", nodes, 1, remedy="it is the number of ranks")

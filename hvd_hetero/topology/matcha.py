@@ -107,7 +107,7 @@ class Matcha:
         """
         # As Python's integers: NumPy's would lose the round number when shifted by 64.
         key, counter = (
-            integer(name, value, 0, 2**128, way_out="use the same one on every rank")
+            integer(name, value, 0, 2**128, remedy="use the same one on every rank")
             for name, value in (("seed", seed), ("round_number", round_number))
         )
         raw = np.random.Philox(key=key, counter=counter << 64).random_raw(len(self.matchings))

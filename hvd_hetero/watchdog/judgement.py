@@ -31,7 +31,7 @@ def judge(
     others: Sequence[Whereabouts],
     silent: Mapping[int, float],
     patience: Patience,
-    way_out: str,
+    remedy: str,
     hosts: Sequence[str] = (),
     gives_up_s: float = math.inf,
 ) -> Judgement:
@@ -54,7 +54,7 @@ def judge(
     elif busy:
         limit = "busy"
         named = _named(f"rank {other.rank}, which is at {other.where}" for other in busy)
-        why = f"for {named}, at work as far as its stack shows. If it waits for others: {way_out}."
+        why = f"for {named}, at work as far as its stack shows. If it waits for others: {remedy}."
     elif silent:
         named = _named(_at(rank, hosts) for rank in silent)
         why = f"and {named} never answered: the network may keep UDP packets from it. "
@@ -66,10 +66,10 @@ def judge(
         if any(other.for_s < min(patience.deadlock - patience.warn, patience.deadlock / 2) for other in apart):
             waited_s = 0.0
         named = _named(f"rank {other.rank} in round {other.round}, at {other.where}" for other in apart)
-        why = f"for {named}, and all ranks wait, in different collectives. {way_out}."
+        why = f"for {named}, and all ranks wait, in different collectives. {remedy}."
     elif elsewhere := {other.where: other for other in others if other.where != mine.where}:
         named = _named(f"rank {other.rank}, at {other.where}" for other in elsewhere.values())
-        why = f"for {named}, and all ranks wait. If these are different collectives: {way_out}."
+        why = f"for {named}, and all ranks wait. If these are different collectives: {remedy}."
     else:
         why = "where all ranks are, and the collective does not end: the network may be slow, or broken."
     ends_s = getattr(patience, limit, math.inf)

@@ -147,12 +147,12 @@ class Watchdog:
                     answers_until = min(answers_until, time.monotonic() + _ANSWERS_FOR_S)
                     continue
                 mine, plan = self._progress.standstill(balancer), balancer.plan()
-                way_out = balancer.agreement.ways_out.waiting
+                remedy = balancer.agreement.remedies.waiting
                 del balancer
                 if mine and mine.waits and mine.for_s >= asks_after_s and time.monotonic() >= asks_at:
                     # With more than 32 ranks (arbitrary) each asks less often.
                     asks_at = time.monotonic() + self._look_s * len(channel.answers) / 32
-                    self._inquire(channel, mine, way_out)
+                    self._inquire(channel, mine, remedy)
                 elif looks < _LOOKS:
                     # Ranks without an answer so far: whether packets pass at all.
                     channel.ask_again()
@@ -185,7 +185,7 @@ class Watchdog:
         while (left := until - time.monotonic()) > 0 and not self._closed:
             channel.listen(left)
 
-    def _inquire(self, channel: SideChannel, mine: Whereabouts, way_out: str) -> None:
+    def _inquire(self, channel: SideChannel, mine: Whereabouts, remedy: str) -> None:
         """Ask all others where they are, and report the finding or end the job."""
         workers = len(self._hosts)
         channel.ask()
@@ -203,7 +203,7 @@ class Watchdog:
         told, now = self._told, time.monotonic()
         told.silent_since = {rank: told.silent_since.get(rank, now) for rank in missing}
         silent = {rank: now - at if rank in channel.heard else math.nan for rank, at in told.silent_since.items()}
-        finding = judge(mine, others, silent, self.patience, way_out, self._hosts, self._gives_up_s)
+        finding = judge(mine, others, silent, self.patience, remedy, self._hosts, self._gives_up_s)
         if finding.ends:
             self.end_others(finding.text)
             self._end_here(finding.text)

@@ -35,7 +35,7 @@ class RoundQueue:
 
     ``batch_of`` makes a batch of this rank's samples, and one to stand in if it has none. ``ends``: whether an epoch
     ends by itself. ``show`` gets the known batches before every round: the number of the first, and the batches.
-    ``weight_of`` is the user's. ``cuts``: a round may have several micro-batches, whatever the policy.
+    ``weight_of`` is the user's. ``has_micro_batches``: a round may have several micro-batches, whatever the policy.
     """
 
     def __init__(
@@ -47,12 +47,12 @@ class RoundQueue:
         ends: bool = True,
         show: Callable[[int, list[Any]], None] = lambda first, batches: None,
         weight_of: Callable[..., Any] | None = None,
-        cuts: bool = False,
+        has_micro_batches: bool = False,
     ) -> None:
         self.ends = ends
         """True: an epoch ends by itself, and fit does not need its length."""
         self.weight_of = weight_of
-        self.cuts = cuts
+        self.has_micro_batches = has_micro_batches
         self._cutter = Cutter(order, balancer.planner, balancer.rank)
         self.balancer = balancer
         self._batch_of = batch_of
@@ -75,7 +75,7 @@ class RoundQueue:
     @property
     def traced(self) -> tuple[Callable[..., Any] | None, bool]:
         """The options on which the traced train step depends."""
-        return self.weight_of, self.cuts
+        return self.weight_of, self.has_micro_batches
 
     @property
     def rounds(self) -> int | None:
@@ -170,14 +170,14 @@ class RoundQueue:
         """Cut, between rounds, the next batch, and those that follow as far as plans are fixed and the epoch goes."""
         if not self._known:
             self._cut_next()
-        while len(self._known) <= self.balancer.planner.lead and self._cutter.more:
+        while len(self._known) <= self.balancer.planner.rounds_ahead and self._cutter.more:
             self._cut_next()
         # Shown, since the pipeline's own threads must not call Python: an iterator that is given up waits for them with
         # the interpreter locked, and would wait without end for one that waits for the interpreter.
         self._show(self._used, [batch for _, batch in self._known])
 
     def _cut_next(self) -> None:
-        if self._cutter.ahead > self.balancer.planner.lead:
+        if self._cutter.ahead > self.balancer.planner.rounds_ahead:
             raise RoundStateError(TOO_FAR_AHEAD if self._begun else NO_TRAINING)
         cut = self._cutter.cut()
         self._known.append((cut, self._batch_of(cut.part)))

@@ -50,12 +50,12 @@ class RoundCalls:
         self.host = HostCalls(device, timed=core.goes_by_time)
         core.meter.queued = device is not None and not core.goes_by_time
         # Keras has no time in which only others compute: as `agree` is called, the table is there, and they may wait.
-        core.meter.rests = False
+        core.meter.defers_work = False
         gathers = core.policy.accumulates and not core.policy.updates_locally
         may_repeat = gathers and (device is not None or core.meter.learner.profile is not None)
         self.micro_batches = MicroBatches(core.balancer, repeats=may_repeat)
         self.squares = SquareNorms(core.balancer)
-        self.witnesses = Witnesses()
+        self.parameter_norms = ParameterNorms()
         self.apart = apart
         """True if the table travels in a message of its own, so that no gradient waits for a device's clock."""
         self.stop_agreed = False
@@ -75,16 +75,16 @@ class RoundCalls:
         own = None if device is None else core.balancer.rank
         core.balancer.agreement.kernels = kernels(tf.__version__, threads, os.environ.get("TF_ENABLE_ONEDNN_OPTS"), own)
 
-    def start(self, optimizer: Any, witnesses: list[tf.Variable]) -> None:
-        """Begin rounds of this optimizer, and forget others; ``witnesses`` are the same on all ranks after each."""
+    def start(self, optimizer: Any, parameter_norms: list[tf.Variable]) -> None:
+        """Begin rounds of this optimizer; ``parameter_norms`` are the same on all ranks after each round."""
         self._optimizer = optimizer
-        self.witnesses = Witnesses(witnesses)
+        self.parameter_norms = ParameterNorms(parameter_norms)
         agreement = self.balancer.agreement
-        agreement.watch(self.witnesses.watched)
+        agreement.watch(self.parameter_norms.watched)
         self.looks = not (agreement.allow_nan or scales_losses(optimizer) or self.host.device is not None)
         self.squares.forget()
         self.micro_batches.clear()
-        self.balancer.abandon()
+        self.balancer.discard_round()
         self.host.failure = None
         self.stop_agreed = False
 
@@ -95,7 +95,7 @@ class RoundCalls:
     def prepare(self) -> None:
         """Note the time before a batch is asked for, and read a piece of one trained variable for ``report``."""
         self.micro_batches.begun = False
-        self.witnesses.look(self.balancer.rounds, on_device=self.host.device is not None)
+        self.parameter_norms.look(self.balancer.rounds, on_device=self.host.device is not None)
         self._asked_at = time.perf_counter()
 
     def begin_whole_round(self) -> None:
@@ -143,7 +143,7 @@ class RoundCalls:
 
     def share(self) -> list[float]:
         """Return this rank's `RoundWeights`, if the current micro-batch is the round's last."""
-        balancer, own = self.balancer, self.balancer.work.counts
+        balancer, own = self.balancer, self.balancer.work.gradient_weight
         counts = balancer.meter.round.weight + own
         planned = 0 if balancer.policy.weighs_twice else balancer.gradient.planned(balancer.work)
         own_mean = own / counts if counts else 0.0
@@ -177,9 +177,9 @@ class RoundCalls:
         ended = queue is not None and queue.ends_after(self.balancer.samples_so_far)
         # In the row, so that a rank without the others' weight_of is found in round 0, and not by its parameters later.
         weighs = int(queue is not None and queue.weight_of is not None)
-        witness, bits = self.witnesses.shown
+        parameter_norm, bits = self.parameter_norms.shown
         row = self.balancer.report(
-            settings=settings, witness=witness, bits=bits, broken=broken, ended=ended, trained=weighs,
+            settings=settings, parameter_norm=parameter_norm, bits=bits, broken=broken, ended=ended, trained=weighs,
             squares=self.squares.latest,
         )  # fmt: skip
         return np.concatenate([row, [float(self._course.wants_to_stop)]])
@@ -219,7 +219,7 @@ class RoundCalls:
         return self._course.queue
 
 
-class Witnesses:
+class ParameterNorms:
     """Variables that are equal on all ranks after each round, one of which is compared in each."""
 
     def __init__(self, variables: Sequence[tf.Variable] = ()) -> None:

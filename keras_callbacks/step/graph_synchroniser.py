@@ -71,14 +71,14 @@ class GraphSynchroniser(ABC):
         # The last tensors first, as the backward pass brings them. A bucket waits for nothing but its own members.
         backwards = tensors[::-1]
         members = division.divide([size_in_bytes(t) for t in backwards], [t.dtype for t in backwards])
-        parcels = [of([backwards[i] for i in places]) for places in members]
-        takes_more = [_takes_more(parcel) for parcel in parcels]
-        sent = [*itertools.chain(*parcels)]
+        buckets = [of([backwards[i] for i in places]) for places in members]
+        takes_more = [_takes_more(bucket) for bucket in buckets]
+        sent = [*itertools.chain(*buckets)]
         carrier = self._carrier(takes_more)
         broken = []
         if calls.looks:
             # One gradient, since a loss's NaN reaches them all; and not a stand-in's, which weighs nothing.
-            looked_at = parcels[carrier or 0][0] if parcels else after[-1]
+            looked_at = buckets[carrier or 0][0] if buckets else after[-1]
             broken = [_broken(looked_at) * tf.sign(share[RoundWeights.GRADIENT])]
         # After the share too, since the row has the weight.
         row = calls.host.ask(
@@ -90,15 +90,15 @@ class GraphSynchroniser(ABC):
             # As many numbers where none is looked at: ranks on a device may train beside others on processors.
             ranks = tf.one_hot(calls.balancer.rank, calls.balancer.workers, flag, dtype=tf.float64)
             counted = share[RoundWeights.COUNTED : RoundWeights.PLANNED]
-            parcels[carrier].append(tf.cast(tf.concat([counted, ranks], 0), parcels[carrier][0].dtype))
+            buckets[carrier].append(tf.cast(tf.concat([counted, ranks], 0), buckets[carrier][0].dtype))
         # A device's clock (``apart``) makes the table some time after the last gradient, which must not wait for it.
         if takes_more and takes_more[-1] and not calls.apart:
-            parcels[-1].append(tf.cast(row, parcels[-1][0].dtype))
+            buckets[-1].append(tf.cast(row, buckets[-1][0].dtype))
         else:
-            parcels.append([row])
-        sums = [self._sum(parcel, number) for number, parcel in enumerate(parcels[:-1])]
+            buckets.append([row])
+        sums = [self._sum(bucket, number) for number, bucket in enumerate(buckets[:-1])]
         with tf.device("CPU:0") if calls.apart else contextlib.nullcontext():
-            sums.append(self._sum(parcels[-1], len(sums)))
+            sums.append(self._sum(buckets[-1], len(sums)))
         table = tf.cast(sums[-1].pop(), tf.float64)
         counts = None if carrier is None else sums[carrier].pop()
         summed = [*itertools.chain(*sums)]
@@ -132,10 +132,10 @@ class GraphSynchroniser(ABC):
         host, refuse = self._calls.host, self._calls.refuse
         return tf.cond(tf.reduce_any(ranks > 0), lambda: host.ask(refuse, 1, ranks)[0], lambda: correction)
 
-    def _sum(self, parcel: list[tf.Tensor], number: int) -> list[tf.Tensor]:
+    def _sum(self, bucket: list[tf.Tensor], number: int) -> list[tf.Tensor]:
         # The same on all ranks, and with this first word: Horovod's elastic mode recognises failures by it.
         name = f"HorovodAllreduce_{self._calls.prefix}_{number}"
-        return list(hvd.grouped_allreduce(parcel, op=hvd.Sum, name=name, ignore_name_scope=True))
+        return list(hvd.grouped_allreduce(bucket, op=hvd.Sum, name=name, ignore_name_scope=True))
 
 
 class GraphAllreduce(GraphSynchroniser):
@@ -310,26 +310,26 @@ def _broken(tensor: tf.Tensor) -> tf.Tensor:
     return tf.cast(~tf.reduce_all(tf.math.is_finite(some)), tf.float64)
 
 
-def _takes_more(parcel: list[tf.Tensor]) -> bool:
+def _takes_more(bucket: list[tf.Tensor]) -> bool:
     """Return whether a few more numbers may travel in the same message at no cost."""
     # Horovod lays several tensors end to end; one large tensor alone it would have to copy for them, there and back.
-    copied_anyway = len(parcel) > 1 or size_in_bytes(parcel[0]) < division.ALONE
-    return copied_anyway and parcel[0].dtype in (tf.float32, tf.float64)
+    copied_anyway = len(bucket) > 1 or size_in_bytes(bucket[0]) < division.ALONE
+    return copied_anyway and bucket[0].dtype in (tf.float32, tf.float64)
 
 
-def parcels(variables: list[tf.Variable]) -> Iterator[list[tf.Variable]]:
+def buckets(variables: list[tf.Variable]) -> Iterator[list[tf.Variable]]:
     """Yield variables of one type that travel in one message, up to 64 MiB."""
     # One message for each cost a round trip for each: at 10 ms a fit of 100 tensors began with 19 s of them.
     for group in by_type(variables):
-        parcel: list[tf.Variable] = []
+        bucket: list[tf.Variable] = []
         size = 0
         for variable in group:
             size += size_in_bytes(variable)
-            if parcel and size > _MESSAGE_BYTES:
-                yield parcel
-                parcel, size = [], size_in_bytes(variable)
-            parcel.append(variable)
-        yield parcel
+            if bucket and size > _MESSAGE_BYTES:
+                yield bucket
+                bucket, size = [], size_in_bytes(variable)
+            bucket.append(variable)
+        yield bucket
 
 
 def by_type(variables: list[tf.Variable]) -> list[list[tf.Variable]]:

@@ -65,7 +65,7 @@ def test_a_trainer_goes_on_in_the_middle_of_an_epoch(ranks):
 
 def test_a_trainer_s_options_hold(ranks):
     for rank in ranks:
-        assert rank["options"] == {"steps": 4, "lead": 2}
+        assert rank["options"] == {"steps": 4, "rounds_ahead": 2}
 
 
 @pytest.mark.parametrize(

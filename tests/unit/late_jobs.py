@@ -47,8 +47,8 @@ class Job:
             clock.now = end
         if self._summed is not None:
             for tables in self.tables:
-                tables.hear(self._summed)
+                tables.receive_table(self._summed)
             self._summed = None
         if self.tables[0].due:
-            figures = {"settings": 0.0, "witness": 0.0, "bits": 0.0, "broken": 0.0} | row
+            figures = {"settings": 0.0, "parameter_norm": 0.0, "bits": 0.0, "broken": 0.0} | row
             self._summed = sum(tables.row(**figures) for tables in self.tables)

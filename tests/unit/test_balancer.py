@@ -252,7 +252,7 @@ def test_ranks_with_another_order_of_the_data_stop_with_an_error_that_names_them
     ("own", "message"),
     [
         ({"settings": 0.1}, r"ranks \[1\].*hyper-parameters"),
-        ({"witness": 1.01, "bits": 3}, r"ranks \[1\].* parameters"),
+        ({"parameter_norm": 1.01, "bits": 3}, r"ranks \[1\].* parameters"),
     ],
 )
 def test_ranks_that_update_unlike_are_told_so(own, message):
@@ -261,7 +261,7 @@ def test_ranks_that_update_unlike_are_told_so(own, message):
     for rank, balancer in enumerate(balancers):
         balancer.agreement.watch([WatchedParameter("w", 1, 4)])
         balancer.begin(MicroBatch(balancer.plan(), 2))
-        vectors.append(balancer.report(**({"settings": 0.2, "witness": 1.0} | (own if rank == 1 else {}))))
+        vectors.append(balancer.report(**({"settings": 0.2, "parameter_norm": 1.0} | (own if rank == 1 else {}))))
     with pytest.raises(PlanMismatchError, match=message):
         balancers[0].agree(sum(vectors))
 
@@ -303,7 +303,7 @@ def test_an_abandoned_round_leaves_no_trace():
     balancer = job.balancers[0]
     balancer.begin(MicroBatch(balancer.plan(), 10, last=False))
     balancer.pause()
-    balancer.abandon()
+    balancer.discard_round()
     assert not balancer.in_round
     job.round()
     assert job.finished[0].table.column("samples").tolist() == [20, 20]
@@ -316,7 +316,7 @@ def test_an_abandoned_round_leaves_no_trace():
         (["begin", "report", "begin"], "next batch"),
         (["report"], r"computing.*between two rounds"),
         (["pause"], "computing"),
-        (["begin", "report", "abandon"], "abandoned"),
+        (["begin", "report", "discard_round"], "abandoned"),
     ],
 )
 def test_calls_out_of_order_say_what_was_expected(calls, message):
@@ -325,7 +325,7 @@ def test_calls_out_of_order_say_what_was_expected(calls, message):
         "begin": lambda: balancer.begin(MicroBatch(balancer.plan(), 4)),
         "report": balancer.report,
         "pause": balancer.pause,
-        "abandon": balancer.abandon,
+        "discard_round": balancer.discard_round,
     }
     for call in calls[:-1]:
         steps[call]()
@@ -337,8 +337,8 @@ def test_a_late_change_of_the_lead_is_refused():
     job = Job(BSP(), [1.0], 4)
     job.round()
     with pytest.raises(RoundStateError, match=r"0 rounds ahead.*num_workers"):
-        job.balancers[0].set_lead(1)
-    job.balancers[0].set_lead(0)  # no change: a second loader of the same kind
+        job.balancers[0].set_rounds_ahead(1)
+    job.balancers[0].set_rounds_ahead(0)  # no change: a second loader of the same kind
 
 
 @pytest.mark.parametrize(
@@ -443,7 +443,7 @@ def test_a_round_that_is_given_up_after_an_expected_end_leaves_the_next_one_to_s
     late.begin(MicroBatch(late.plan(), 10, False))
     job.clocks[1].now += 1.0
     assert late.stop_early()
-    late.abandon()
+    late.discard_round()
     job.speeds = [100.0, 400.0]
     non_blocking_round(job, board)
     assert job.finished[1].table.column("samples")[1] == 40

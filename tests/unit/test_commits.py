@@ -132,5 +132,5 @@ def test_a_number_of_the_users_own_is_kept():
 @pytest.mark.parametrize(("value", "error"), [("often", ValueError), (0, ValueError), (1.5, TypeError)])
 def test_what_is_no_number_of_rounds_is_refused(value, error):
     with pytest.raises(error, match=r"commits.*give 1"):
-        every("commits", value, way_out="give 1")
-    assert (every("commits", "auto", way_out=""), every("commits", 5, way_out="")) == ("auto", 5)
+        every("commits", value, remedy="give 1")
+    assert (every("commits", "auto", remedy=""), every("commits", 5, remedy="")) == ("auto", 5)

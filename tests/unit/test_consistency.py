@@ -14,12 +14,14 @@ from hvd_hetero.rounds import RoundReport, RoundTable
 NAMES = ["first", "second", "third"]
 
 
-def table(witness, bits, kernels):
+def table(parameter_norm, bits, kernels):
     rows = []
-    for size, check, kind in zip(witness, bits, kernels, strict=True):
+    for size, check, kind in zip(parameter_norm, bits, kernels, strict=True):
         known = dict.fromkeys(("samples", "micro_batches", "compute_s", "input_s", "wait_s", "samples_per_s"), 1.0)
         rows.append(
-            RoundReport(**known, cpu=1, memory=1, fingerprint=1, settings=1, witness=size, bits=check, kernels=kind)
+            RoundReport(
+                **known, cpu=1, memory=1, fingerprint=1, settings=1, parameter_norm=size, bits=check, kernels=kind
+            )
         )
     return RoundTable(sum(row.vector(rank, len(rows), np.float32) for rank, row in enumerate(rows)), len(rows))
 
@@ -32,8 +34,8 @@ class Ranks:
         self.agreement.watch([WatchedParameter(name, 5, width) for name in names])
         self.show([0.0] * 3, [0.0] * 3)
 
-    def show(self, witness, bits):
-        self.agreement.require(self.round, table(witness, bits, self.kernels))
+    def show(self, parameter_norm, bits):
+        self.agreement.require(self.round, table(parameter_norm, bits, self.kernels))
         self.round += 1
 
     def alike(self, rounds):

@@ -10,7 +10,7 @@ import pytest
 
 from hvd_hetero.balancer import Balancer
 from hvd_hetero.communication.thread_wire import here
-from hvd_hetero.elastic import Member, Survival
+from hvd_hetero.elastic import Member, MembershipState
 from hvd_hetero.policies import BSP, LBBSP, ElasticBSP, LBNonBlocking, NonBlocking, SelfAdaptive
 from hvd_hetero.rounds import MicroBatch
 from hvd_hetero.session import Session
@@ -25,24 +25,24 @@ class Rank:
     def __init__(self, speed: float) -> None:
         self.speed = speed
         self.now = 5.0
-        self.survival = Survival()
+        self.membership = MembershipState()
         self.balancer: Balancer
 
 
 def take_up(ranks) -> list[bool]:
     """Let all take up their last commits together; return whether they are the very same ranks, as each says."""
-    return run_on_threads(lambda n: ranks[n].survival.take_up(ranks[n].balancer, here(), "t"), len(ranks))
+    return run_on_threads(lambda n: ranks[n].membership.take_up(ranks[n].balancer, here(), "t"), len(ranks))
 
 
-def meet(ranks, policy=LBBSP, global_batch=GLOBAL_BATCH, lead=0):
+def meet(ranks, policy=LBBSP, global_batch=GLOBAL_BATCH, rounds_ahead=0):
     """A new membership of these processes, in this order; rank 0's common knowledge is everybody's."""
-    common = copy.deepcopy(ranks[0].survival.common)
+    common = copy.deepcopy(ranks[0].membership.common)
     for number, rank in enumerate(ranks):
-        rank.survival.common = common
+        rank.membership.common = common
         rank.balancer = Balancer(policy(), number, len(ranks), global_batch, clock=lambda rank=rank: rank.now)
-        rank.balancer.set_lead(lead)
+        rank.balancer.set_rounds_ahead(rounds_ahead)
     take_up(ranks)
-    plans = {tuple(rank.balancer.plan(ahead) for ahead in range(lead + 1)) for rank in ranks}
+    plans = {tuple(rank.balancer.plan(ahead) for ahead in range(rounds_ahead + 1)) for rank in ranks}
     assert len(plans) == 1, "all ranks must decide alike"
     return ranks[0].balancer.plan()
 
@@ -63,7 +63,7 @@ def rounds(ranks, count, commit=True):
             rank.balancer.agree(sum(rows))
     if commit:
         for rank in ranks:
-            rank.survival.keep(rank.balancer)
+            rank.membership.keep(rank.balancer)
     return ranks[0].balancer.plan()
 
 
@@ -86,7 +86,7 @@ def test_the_first_plan_after_a_loss_is_the_best_for_those_that_are_left():
     assert plan.samples == pytest.approx((48, 72), abs=2)
     assert a.balancer.rounds == 20, "rounds are counted on"
     assert rounds([c, a], 10).samples == pytest.approx(plan.samples, abs=2)
-    assert b.survival.has_taken_part
+    assert b.membership.has_taken_part
 
 
 @pytest.mark.parametrize("policy", [LBBSP, lambda: LBBSP("ema"), lambda: LBBSP("narx")], ids=["mixture", "ema", "narx"])
@@ -180,7 +180,7 @@ def test_another_global_batch_and_another_lead_renegotiate():
     ranks = trained([300.0, 100.0])
     assert meet(ranks, global_batch=80).samples == (60, 20)
     ranks = trained([300.0, 100.0])
-    assert meet(ranks, lead=2).samples == (90, 30)
+    assert meet(ranks, rounds_ahead=2).samples == (90, 30)
 
 
 def test_with_another_predictor_plans_go_on_and_speeds_are_measured_anew(caplog):
@@ -195,7 +195,7 @@ def test_with_another_predictor_plans_go_on_and_speeds_are_measured_anew(caplog)
 def test_some_of_the_ranks_are_not_the_same_ranks_whichever_were_lost(survivors, same):
     ranks = trained([300.0, 200.0, 100.0], BSP)
     for rank in ranks:
-        rank.survival.keep(rank.balancer)
+        rank.membership.keep(rank.balancer)
     left = [ranks[old] for old in survivors]
     for number, rank in enumerate(left):
         rank.balancer = Balancer(BSP(), number, len(left), GLOBAL_BATCH, clock=lambda: 0.0)
@@ -206,7 +206,7 @@ def test_before_the_first_commit_there_is_nothing_to_take_up():
     ranks = [Rank(1.0), Rank(2.0)]
     meet(ranks)
     assert ranks[0].balancer.rounds == 0
-    assert not ranks[0].survival.has_taken_part
+    assert not ranks[0].membership.has_taken_part
 
 
 class Broadcast:
@@ -222,38 +222,42 @@ class Broadcast:
 
 def test_everybody_has_what_rank_0_has_committed_and_the_same_number_of_resets():
     (rank,) = trained([300.0], BSP)
-    rank.survival.keep(rank.balancer, {"cursor": 7}, mixes=True)
-    rank.survival.resets = 3
+    rank.membership.keep(rank.balancer, {"cursor": 7}, mixes=True)
+    rank.membership.resets = 3
     newcomer = Rank(1.0)
-    shared = newcomer.survival.share(Broadcast(rank.survival))
-    assert newcomer.survival.common is None, "until all else has been heard, too"
-    newcomer.survival.accept(shared)
-    assert newcomer.survival.common == rank.survival.common
-    assert (newcomer.survival.place, newcomer.survival.mixes, newcomer.survival.resets) == ({"cursor": 7}, True, 3)
-    assert not newcomer.survival.has_taken_part
+    shared = newcomer.membership.share(Broadcast(rank.membership))
+    assert newcomer.membership.common is None, "until all else has been heard, too"
+    newcomer.membership.accept(shared)
+    assert newcomer.membership.common == rank.membership.common
+    assert (newcomer.membership.place, newcomer.membership.mixes, newcomer.membership.resets) == (
+        {"cursor": 7},
+        True,
+        3,
+    )
+    assert not newcomer.membership.has_taken_part
 
 
 def test_before_the_first_commit_there_is_no_mean_of_models_to_go_on_from():
     rank = Rank(1.0)
     meet([rank], BSP)
-    assert not rank.survival.mixes, "there would be none that counts"
+    assert not rank.membership.mixes, "there would be none that counts"
 
 
 def test_the_linear_rule_scales_by_what_was_committed_if_that_is_wanted(caplog):
     (rank,) = trained([300.0], BSP, global_batch=40)
-    assert rank.survival.rate_factor(80, scales=True) == 2.0
+    assert rank.membership.rate_factor(80, scales=True) == 2.0
     assert "the global batch was 40 and is 80 now; learning rates were scaled alike" in caplog.text
-    assert rank.survival.rate_factor(80, scales=False) == 1.0
+    assert rank.membership.rate_factor(80, scales=False) == 1.0
     assert "learning rates stay as they are (scale_learning_rate=True would scale them, too)" in caplog.text
-    assert rank.survival.rate_factor(40, scales=True) == 1.0
-    assert Rank(1.0).survival.rate_factor(80, scales=True) == 1.0
+    assert rank.membership.rate_factor(40, scales=True) == 1.0
+    assert Rank(1.0).membership.rate_factor(80, scales=True) == 1.0
 
 
 def test_the_linear_rule_holds_from_the_first_round_on_and_not_from_the_first_commit():
-    survival = Survival()
-    assert survival.rate_factor(40, scales=True) == 1.0
-    assert survival.rate_factor(80, scales=True) == 2.0
-    assert survival.rate_factor(80, scales=True) == 2.0, "until a commit, what is gone back to are the rates for 40"
+    membership = MembershipState()
+    assert membership.rate_factor(40, scales=True) == 1.0
+    assert membership.rate_factor(80, scales=True) == 2.0
+    assert membership.rate_factor(80, scales=True) == 2.0, "until a commit, what is gone back to are the rates for 40"
 
 
 def test_speeds_that_are_not_numbers_do_not_disturb_the_renegotiation():

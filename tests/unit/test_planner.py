@@ -24,14 +24,14 @@ def round_of(planner, speeds=(300.0, 100.0), **figures):
     planner.learn(FinishedRound(planner.rounds, 0, plan, table(len(speeds), **did | figures), 1.0))
 
 
-@pytest.mark.parametrize("lead", [0, 1, 3])
-def test_the_table_of_a_round_decides_the_plan_that_many_rounds_later(lead):
+@pytest.mark.parametrize("rounds_ahead", [0, 1, 3])
+def test_the_table_of_a_round_decides_the_plan_that_many_rounds_later(rounds_ahead):
     planner = Planner(LBBSP(), 2, 80)
-    planner.set_lead(lead)
+    planner.set_rounds_ahead(rounds_ahead)
     round_of(planner)
-    assert [planner.plan(ahead).samples for ahead in range(lead + 1)] == [(40, 40)] * lead + [(50, 30)]
-    with pytest.raises(RoundStateError, match=f"{lead} rounds ahead"):
-        planner.plan(lead + 1)
+    assert [planner.plan(ahead).samples for ahead in range(rounds_ahead + 1)] == [(40, 40)] * rounds_ahead + [(50, 30)]
+    with pytest.raises(RoundStateError, match=f"{rounds_ahead} rounds ahead"):
+        planner.plan(rounds_ahead + 1)
 
 
 def test_a_limit_in_the_table_cuts_micro_batches_of_every_later_plan():
@@ -43,7 +43,7 @@ def test_a_limit_in_the_table_cuts_micro_batches_of_every_later_plan():
 
 def test_renegotiated_plans_fill_the_whole_lead_and_keep_to_limits():
     planner = Planner(LBBSP(), 2, 80)
-    planner.set_lead(2)
+    planner.set_rounds_ahead(2)
     state = {"rounds": 17, "fixed_costs": None, "rules": [LENGTHS], "noise": GradientNoise().state_dict()}
     planner.renegotiate(state, [300.0, 100.0], [25, 0])
     assert planner.rounds == 17
@@ -53,7 +53,7 @@ def test_renegotiated_plans_fill_the_whole_lead_and_keep_to_limits():
 def test_a_state_goes_on_with_the_very_same_plans():
     planner, again = Planner(NonBlocking(4), 2, 80), Planner(NonBlocking(4), 2, 80)
     for each in (planner, again):
-        each.set_lead(1)
+        each.set_rounds_ahead(1)
     round_of(planner)
     state = json.loads(json.dumps(planner.state_dict()))
     again.load_state_dict(state)
@@ -89,7 +89,7 @@ def noisy_round(planner, scale=2000.0):
 def test_a_batch_that_adapts_moves_for_later_rounds_and_survives_a_change_of_ranks():
     planners = [Planner(LBBSP(), 2, Goodput(start=80, least=20, most=640)) for _ in range(2)]
     for planner in planners:
-        planner.set_lead(1)
+        planner.set_rounds_ahead(1)
         for _ in range(80):
             noisy_round(planner)
     first, other = planners
@@ -99,13 +99,13 @@ def test_a_batch_that_adapts_moves_for_later_rounds_and_survives_a_change_of_ran
 
     state = json.loads(json.dumps(first.state_dict()))
     three = Planner(LBBSP(), 3, Goodput(start=80, least=20, most=640))
-    three.set_lead(1)
+    three.set_rounds_ahead(1)
     three.renegotiate(state, [300.0, 100.0, math.nan], [0, 0, 0])
     assert three.plan().total == first.plan(1).total
     assert three.noise.scale == first.noise.scale
 
     resumed = Planner(LBBSP(), 2, Goodput(start=80, least=20, most=640))
-    resumed.set_lead(1)
+    resumed.set_rounds_ahead(1)
     resumed.load_state_dict(state)
     for planner in (first, resumed):
         for _ in range(200):

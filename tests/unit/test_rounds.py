@@ -138,8 +138,8 @@ def test_ranks_that_disagree_with_rank_0_are_named():
 
 
 def test_figures_agree_to_the_tolerance_given_and_what_nobody_knows_agrees():
-    rows = [row(witness=w, settings=float("nan")).vector(i, 3) for i, w in enumerate([1.0, 1.0005, 1.1])]
+    rows = [row(parameter_norm=w, settings=float("nan")).vector(i, 3) for i, w in enumerate([1.0, 1.0005, 1.1])]
     table = RoundTable(sum(rows), 3)
-    assert table.disagreement("witness", 1e-3) == [2]
-    assert table.disagreement("witness") == [1, 2]
+    assert table.disagreement("parameter_norm", 1e-3) == [2]
+    assert table.disagreement("parameter_norm") == [1, 2]
     assert table.disagreement("settings") == []

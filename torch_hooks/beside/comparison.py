@@ -53,7 +53,7 @@ class Comparison:
         if self._tables.due:
             self._send()
 
-    def settle(self) -> None:
+    def drain(self) -> None:
         """Compare all finished rounds, where all ranks have come to the end of an iteration; a collective call."""
         self._hear()
         if self._tables.untold:
@@ -98,7 +98,7 @@ class Comparison:
         if self._under_way is not None:
             (handle, row), self._under_way = self._under_way, None
             self._wire.wait(handle)
-            self._tables.hear(row)
+            self._tables.receive_table(row)
             self._require_noise()
 
     def _require_noise(self) -> None:

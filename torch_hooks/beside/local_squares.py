@@ -20,10 +20,10 @@ from torch_hooks.gradients.squares import Squares, square_of, sum_of
 
 
 class Noise:
-    """Measures gradient noise in some rounds. ``means_of``: n of a reducer that takes the mean."""
+    """Measures gradient noise in some rounds. ``divisor``: n of a reducer that takes the mean."""
 
-    def __init__(self, balancer: Balancer, trained: Trained, means_of: int) -> None:
-        self._balancer, self._trained, self._means_of = balancer, trained, means_of
+    def __init__(self, balancer: Balancer, trained: Trained, divisor: int) -> None:
+        self._balancer, self._trained, self._divisor = balancer, trained, divisor
         self._parameters: Sequence[torch.Tensor] = ()
         """Those whose gradients are measured; none in a round that is not."""
         self._samples = 0.0
@@ -43,7 +43,7 @@ class Noise:
         """Begin a batch: at the first of a round, decide whether it is measured."""
         every = self._trained.every
         if every and self._measured is None and not self._balancer.in_round and self._balancer.measures(every):
-            self._parameters, self._samples = self._trained.parameters(), work.plan.total / self._means_of
+            self._parameters, self._samples = self._trained.parameters(), work.plan.total / self._divisor
             self._own, self._weight, self._stale = [], 0.0, None
 
     def leave_out(self) -> None:

@@ -33,7 +33,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from hvd_hetero.balancer import Balancer
-from hvd_hetero.consistency import WaysOut
+from hvd_hetero.consistency import Remedies
 from hvd_hetero.errors import RoundStateError
 from hvd_hetero.rounds import MicroBatch
 from torch_hooks.beside.comparison import Comparison
@@ -50,12 +50,12 @@ from torch_hooks.wires.choice import TorchWire
 
 logger = logging.getLogger(__name__)
 
-_WAYS_OUT = WaysOut(
+_REMEDIES = Remedies(
     fingerprint="Give all ranks the same policy, global_batch, dataset (of their own: stream='shard'), seed, "
     "num_workers and prefetch_factor, and let them leave an epoch at the same round (stop_at of the loader)",
     settings="Change learning rates on all ranks alike, in the same round",
-    witness="Reduce all gradients over all ranks: wrap the model in DistributedDataParallel or fully_shard, or the "
-    "optimizer in hvd.DistributedOptimizer, and change parameters on all ranks alike",
+    parameter_norm="Reduce all gradients over all ranks: wrap the model in DistributedDataParallel or fully_shard, or "
+    "the optimizer in hvd.DistributedOptimizer, and change parameters on all ranks alike",
     unused="Call balance.scale(loss).backward() once for every batch",
     waiting="Let all ranks call the same collectives in the same order, and leave the loop on all ranks alike (stop_at "
     "of the loader)",
@@ -86,7 +86,7 @@ class _Stage(enum.Enum):
     DONE = "all gradients of this rank are there"
 
 
-class Beside:
+class ScaledRounds:
     """One rank's rounds. Made on all ranks alike, before the first batch is drawn.
 
     ``goes_by_time``: it matters to the policy when work is done.
@@ -95,16 +95,16 @@ class Beside:
     def __init__(
         self, balancer: Balancer, wire: TorchWire, prefix: str, reducer: Reducer, *, goes_by_time: bool
     ) -> None:
-        balancer.agreement.ways_out = _WAYS_OUT
+        balancer.agreement.remedies = _REMEDIES
         balancer.agreement.kernels = kernels_here()
         self._balancer, self._meter = balancer, balancer.meter
-        self._meter.rests = False
+        self._meter.defers_work = False
         self._times = DeviceTimes(balancer.policy.name, self._meter, needed=goes_by_time)
-        line, trained = wire.line(), Trained(balancer, reducer)
+        line, trained = wire.new_group(), Trained(balancer, reducer)
         self.shares = Shares(balancer, line, prefix, reducer)
         self.steps = Steps(balancer, trained)
         self._leaves = Leaves(trained)
-        self._noise = Noise(balancer, trained, self.shares.means_of)
+        self._noise = Noise(balancer, trained, self.shares.divisor)
         self._comparison = Comparison(balancer, line, prefix, trained, self._noise)
         self.redone = Redone()
         self._stage = _Stage.DONE
@@ -153,7 +153,7 @@ class Beside:
         self._noise.begin_batch(work)
         self._balancer.begin(work, input_s)
 
-    def leave(self) -> bool:
+    def end_batch(self) -> bool:
         """Return whether a round ends, now that the loop's body is done with its batch."""
         self.steps.end_batch()
         if not self._balancer.computing:
@@ -168,28 +168,28 @@ class Beside:
             self._balancer.pause()
         return last
 
-    def break_off(self) -> bool:
+    def exit_loop(self) -> bool:
         """Return whether leaving the loop ends a round: the body was done with its last batch."""
         # An iteration that is collected as the interpreter ends can send nothing any more: that aborted the process.
         if not (self._balancer.closing and self.done) or sys.is_finalizing():
             return False
         try:
-            return self.leave()
+            return self.end_batch()
         except Exception as error:  # noqa: BLE001 - Python drops what is raised where a generator is closed
             logger.error("%s", error)
             self._failed = error
             return True
 
-    def settle(self) -> None:
+    def drain(self) -> None:
         """Compare all finished rounds, where all ranks have come to the end of an iteration; a collective call."""
         self._require_whole()
-        self._comparison.settle()
+        self._comparison.drain()
 
-    def abandon(self) -> None:
+    def discard_round(self) -> None:
         """Forget an unfinished round."""
         self.steps.end_batch()
         if self._balancer.in_round:
-            self._balancer.abandon()
+            self._balancer.discard_round()
             for part in (self._noise, self._leaves, self.shares, self.steps, self.redone):
                 part.forget()
 
@@ -278,7 +278,7 @@ class Beside:
             return
         self._noise.backward_ends(self._share)
         work = self._balancer.work
-        self._meter.done(work.samples, work.counts, work.figures)
+        self._meter.done(work.samples, work.gradient_weight, work.figures)
         self._meter.reads = True
         # This callback runs behind those of the reducer, which wait for the other ranks.
         _queue(self._reduced)
@@ -325,12 +325,12 @@ def _queue(callback: Callable[[], None]) -> None:
 _here = threading.local()
 
 
-def _at_work() -> list[Beside]:
+def _at_work() -> list[ScaledRounds]:
     trainings = (each() for each in getattr(_here, "at_work", ()))
     return [each for each in trainings if each is not None and each._balancer.in_round]
 
 
-def _trained_by(optimizer: torch.optim.Optimizer) -> list[Beside]:
+def _trained_by(optimizer: torch.optim.Optimizer) -> list[ScaledRounds]:
     """Return the trainings of this thread to which a step belongs."""
     at_work = _at_work()
     return [beside for beside in at_work if beside.reaches(optimizer)] or at_work[-1:]
@@ -340,7 +340,7 @@ def _trained_by(optimizer: torch.optim.Optimizer) -> list[Beside]:
 def _hear_steps() -> None:
     """Register hooks of every optimizer's step in this process: users need not say which one trains."""
     # What a compiler traced would hold for the rounds that it has seen. Keeping it off imports it, so not before here.
-    Beside.scale = torch.compiler.disable(Beside.scale)  # type: ignore[method-assign, no-untyped-call]
+    ScaledRounds.scale = torch.compiler.disable(ScaledRounds.scale)  # type: ignore[method-assign, no-untyped-call]
     register_optimizer_step_pre_hook(torch.compiler.disable(_step_begins))  # type: ignore[no-untyped-call]
     register_optimizer_step_post_hook(torch.compiler.disable(_step_ends))  # type: ignore[no-untyped-call]
 

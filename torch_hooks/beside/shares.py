@@ -16,7 +16,7 @@ class Shares:
     def __init__(self, balancer: Balancer, wire: TorchWire, prefix: str, reducer: Reducer) -> None:
         self._balancer, self._wire = balancer, wire
         self._name = f"{prefix}.weight"
-        self.means_of = wire.size if reducer == "mean" else 1
+        self.divisor = wire.size if reducer == "mean" else 1
         """n of a reducer that takes the mean of n ranks."""
         self._under_way: tuple[Handle, torch.Tensor] | None = None
         self._total = 0.0
@@ -40,7 +40,7 @@ class Shares:
             if not self._total:
                 raise ValueError(WEIGHS_NOTHING.format(balancer.rounds))
         part = work.samples / work.plan.total if work.weight is None else work.weight / self._total
-        return part * self.means_of
+        return part * self.divisor
 
     def forget(self) -> None:
         """Forget an unfinished round."""

@@ -61,9 +61,9 @@ class Trained:
 
     def figures(self, turn: int) -> dict[str, float]:
         """Return what other ranks compare of this one, for a row of the rounds since the last row."""
-        witness, bits = self._norm.at(turn)
+        parameter_norm, bits = self._norm.at(turn)
         settings, self._settings = self._settings, 0.0
-        return {"settings": settings, "witness": witness, "bits": bits}
+        return {"settings": settings, "parameter_norm": parameter_norm, "bits": bits}
 
     def _watch(self, optimizers: list[torch.optim.Optimizer]) -> None:
         self._known = [weakref.ref(optimizer) for optimizer in optimizers]

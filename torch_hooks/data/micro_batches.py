@@ -65,7 +65,7 @@ class MicroBatches:
             try:
                 batch = next(batches)
             except StopIteration:
-                session.settle()
+                session.drain()
                 return True
             work, indices = self._pending.popleft()
             if work.round < session.balancer.rounds:
@@ -87,7 +87,9 @@ class MicroBatches:
                 began_at = time.perf_counter()
                 self.before_round()
                 asked_at += time.perf_counter() - began_at  # no waiting for data
-            if session.goes_in_parts and (most := session.meter.most_of(work)):  # planned before the limit was known
+            if session.goes_in_parts and (
+                most := session.meter.fitting_samples(work)
+            ):  # planned before the limit was known
                 del batch
                 session.closed = closed
                 yield from self._in_parts(Parts(work, indices, most, cramped=False), asked_at)
@@ -98,11 +100,11 @@ class MicroBatches:
             if work.samples:
                 try:
                     yield batch
-                    session.leave_body()
+                    session.end_batch()
                 except GeneratorExit:
                     if session.closed is closed:  # else it is collected while another iteration is under way
                         session.shortage.left()
-                        session.break_off()
+                        session.exit_loop()
                         self.note_finished()
                         self._due = None  # another loader's rounds from now on are not this one's
                     raise
@@ -112,7 +114,7 @@ class MicroBatches:
             else:
                 session.idle_round()
             self.note_finished()
-        session.settle()
+        session.drain()
         return False
 
     def note_finished(self) -> None:
@@ -131,7 +133,7 @@ class MicroBatches:
     def note_left(self) -> None:
         """Note a round that was finished after its iteration had been left, as by ``next(iter(loader))``."""
         if self.cutter.ahead:
-            self._session.break_off()
+            self._session.exit_loop()
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the epoch stands after the last finished round, as plain data."""
@@ -163,7 +165,7 @@ class MicroBatches:
                 return
             parts.cramped = False
             yield batch
-            session.leave_body()
+            session.end_batch()
             del batch
             if most := session.shortage.take_parts():
                 parts.again(most)

@@ -17,7 +17,7 @@ import torch
 from hvd_hetero.errors import RoundStateError
 from hvd_hetero.measurement.gradient_noise import rounds_per_measurement
 from hvd_hetero.rounds import RoundTable, checksum
-from torch_hooks.gradients.bundles import Bundle, Rows, bundles_of
+from torch_hooks.gradients.buckets import Bucket, SparseBucket, buckets_of
 from torch_hooks.gradients.parameter_norm import ParameterNorm, kernels_here
 from torch_hooks.gradients.sparse import Layouts, some_numbers
 from torch_hooks.gradients.squares import Squares
@@ -37,12 +37,12 @@ class Allreduce(Synchroniser):
 
     def __init__(self, trained: Trained, *, compression: Any = None, sparse_as_dense: bool = False) -> None:
         super().__init__(trained)
-        self._wire = trained.wire.line()
+        self._wire = trained.wire.new_group()
         self._balancer.agreement.kernels = kernels_here()
         self._compression = compression
         self._layouts = Layouts(self._names, self._prefix, self._optimizer, trained.wire, as_dense=sparse_as_dense)
-        self._bundles: list[Bundle | Rows] = []
-        self._carrier: Bundle | None = None
+        self._buckets: list[Bucket | SparseBucket] = []
+        self._carrier: Bucket | None = None
         """The bundle with room for the table; the last."""
         self._bundled = b""
         """Which parameters are trained, as they are bundled."""
@@ -85,8 +85,8 @@ class Allreduce(Synchroniser):
         self._collect()
         correction = self._balancer.agree()
         self._squares = self._measured(correction) if measures else None
-        for bundle in self._bundles:
-            bundle.take_apart(correction)
+        for bucket in self._buckets:
+            bucket.take_apart(correction)
         self._layouts.back_to_rows()
         self._broken = False
 
@@ -104,7 +104,7 @@ class Allreduce(Synchroniser):
         samples, own, mean = self._balancer.square_factors(correction)
         # A gradient scaler's factor is still in all gradients.
         unscaled = math.exp(-2.0 * self.scale)
-        sums = [bundle.square() for bundle in self._bundles]
+        sums = [bucket.square() for bucket in self._buckets]
         return Squares.of(samples, unscaled * own, self._own, unscaled * mean, sums)
 
     def _squares_before(self) -> tuple[float, float, float]:
@@ -112,17 +112,17 @@ class Allreduce(Synchroniser):
 
     def _send(self, weight: float | None, *, table: bool = True, measures: bool = False) -> None:
         """Send all bundles, without a weight full of zeros, and the table with the last one that can carry it."""
-        for bundle in self._bundles:
-            numbers = bundle.fill(weight)
+        for bucket in self._buckets:
+            numbers = bucket.fill(weight)
             if measures:
-                self._own.append(bundle.square())
+                self._own.append(bucket.square())
             self._look(numbers)
-            if table and bundle is self._carrier:
+            if table and bucket is self._carrier:
                 # In the same collective, so that agreeing on the round costs no separate one.
-                bundle.room.copy_(self._row())
-                self._table = bundle.send(self._wire), bundle.room.numpy()
+                bucket.room.copy_(self._row())
+                self._table = bucket.send(self._wire), bucket.room.numpy()
             else:
-                bundle.send(self._wire)
+                bucket.send(self._wire)
         if table and self._table is None:
             self._post_table()
 
@@ -130,25 +130,25 @@ class Allreduce(Synchroniser):
         """Wait for the table, if one is on its way, and for the sums."""
         if self._table is not None:
             self._await_table(self._last_but_one_has_come)
-        for bundle in self._bundles:
-            bundle.collect(self._wire)
+        for bucket in self._buckets:
+            bucket.collect(self._wire)
 
     def _last_but_one_has_come(self) -> bool:
         """Return whether what was sent before the table is summed: then the last rank has come."""
-        before = self._bundles if self._carrier is None else self._bundles[:-1]
+        before = self._buckets if self._carrier is None else self._buckets[:-1]
         return bool(before) and before[-1].summed(self._wire)
 
     def _bundle_again(self) -> None:
         trained = {p: f"{self._prefix}.gradient.{name}" for p, name in self._names.items() if p.requires_grad}
-        self._bundles = bundles_of(trained, self._layouts, self._compression)
+        self._buckets = buckets_of(trained, self._layouts, self._compression)
         # A compressor would round the table's numbers, and from a GPU the host would have to wait for it.
-        able = [b for b in self._bundles if isinstance(b, Bundle) and b.can_carry(self._table_type, self._layouts)]
+        able = [b for b in self._buckets if isinstance(b, Bucket) and b.can_carry(self._table_type, self._layouts)]
         self._carrier = min(able, key=attrgetter("size"), default=None) if self._compression is None else None
         if self._carrier is not None:
             self._carrier.carry(RoundTable.length(self._balancer.workers))
-            self._bundles.remove(self._carrier)
-            self._bundles.append(self._carrier)
-        numbers = sum(bundle.size for bundle in self._bundles)
+            self._buckets.remove(self._carrier)
+            self._buckets.append(self._carrier)
+        numbers = sum(bucket.size for bucket in self._buckets)
         self._every = rounds_per_measurement(numbers, decides=self._balancer.planner.goodput is not None)
         self.thawed = True
 

@@ -10,7 +10,7 @@ import torch
 
 from hvd_hetero.balancer import Balancer
 from hvd_hetero.errors import RoundStateError
-from torch_hooks.gradients.bundles import shares_memory
+from torch_hooks.gradients.buckets import shares_memory
 from torch_hooks.gradients.sparse import stored
 
 _IN_TURN = (

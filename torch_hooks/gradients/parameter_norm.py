@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 
 from hvd_hetero.consistency import WatchedParameter, kernels, piece_of, shown
-from torch_hooks.gradients.bundles import in_memory
+from torch_hooks.gradients.buckets import in_memory
 
 # NumPy has no bfloat16, and a norm in float16 would overflow.
 _ACCURATE = (torch.float32, torch.float64)

@@ -82,9 +82,9 @@ class Synchroniser(ABC):
         """Return this rank's part of the table, now that its last gradient is there."""
         # After local steps, of which ranks do different numbers, a schedule per step has come to different places.
         settings = 0.0 if self.updates_locally else settings_of(self._optimizer.param_groups) + self.scale
-        witness, bits = self._shown
+        parameter_norm, bits = self._shown
         report = self._balancer.report(
-            settings=settings, witness=witness, bits=bits, broken=self._broken, trained=self._trained(),
+            settings=settings, parameter_norm=parameter_norm, bits=bits, broken=self._broken, trained=self._trained(),
             squares=self._squares_before(), dtype=_IN_NUMPY[self._table_type],
         )  # fmt: skip
         return torch.from_numpy(report)
@@ -103,4 +103,4 @@ class Synchroniser(ABC):
             self._shown = self._norm.at(self._balancer.rounds + 1)
         (handle, table), self._table = self._table, None
         self._wire.wait(handle, expected_s, transfer_s, imminent)
-        self._balancer.hear(table)
+        self._balancer.receive_table(table)

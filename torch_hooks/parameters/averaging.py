@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from hvd_hetero.errors import HeteroError
-from torch_hooks.gradients.bundles import shares_memory
+from torch_hooks.gradients.buckets import shares_memory
 from torch_hooks.gradients.sparse import empty_gradient
 from torch_hooks.gradients.synchroniser import Synchroniser, Trained
 from torch_hooks.wires.choice import TorchWire

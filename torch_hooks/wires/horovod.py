@@ -95,7 +95,7 @@ class HorovodWire:
         wait(partial(hvd.poll, handle), expected_s, transfer_s, imminent)
         return hvd.synchronize(handle)
 
-    def line(self) -> Self:
+    def new_group(self) -> Self:
         """Return this wire, whose calls are paired by name."""
         return self
 

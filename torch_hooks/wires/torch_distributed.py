@@ -65,7 +65,7 @@ class _Track:
         # that is not there.
         self._held = weakref.ref(group)
         self.started = 0
-        self.held_by: Callable[[], _Line | None] = lambda: None
+        self.held_by: Callable[[], _Group | None] = lambda: None
 
     @property
     def group(self) -> Any:
@@ -73,7 +73,7 @@ class _Track:
         return _alive(self._held())
 
 
-class _Line:
+class _Group:
     """Collectives of one process group (``hvd_hetero.communication.wire.TensorWire``)."""
 
     failure = PeerLostError
@@ -186,10 +186,10 @@ class _Line:
         """Return the result. Gloo's own threads move the data and wake this one, so nothing need be expected."""
         return self.result(handle)
 
-    def line(self) -> _Line:
+    def new_group(self) -> _Group:
         """Return a line beside this one."""
         assert self._made_by is not None, "else this is the wire, which makes lines itself"
-        return self._made_by.line()
+        return self._made_by.new_group()
 
     def _start(self, call: Call, begin: Callable[[], list[Any]]) -> Call:
         with _peers_may_be_lost(call.name):
@@ -208,7 +208,7 @@ class _Line:
                 work.wait()
 
 
-class ProcessGroupWire(_Line):
+class ProcessGroupWire(_Group):
     """The ranks of a process group, by default all; a collective call. For ``LoadBalance(wire=…)``.
 
     It makes its own groups, with the backends and the timeout of the given one, so no order is needed
@@ -237,7 +237,7 @@ class ProcessGroupWire(_Line):
         """The process group that this wire is for; None: it has been destroyed."""
         return self._of()
 
-    def line(self) -> _Line:
+    def new_group(self) -> _Group:
         """Return a line beside this one: one that no rank uses any more, if there is one, or a new one.
 
         Ranks may let go of a line at different times. One is free if it is free on all ranks, and all have started as
@@ -250,9 +250,9 @@ class ProcessGroupWire(_Line):
         everywhere = self.allgather_object(mine, name="hetero.lines")
         for track, told in zip(self._tracks, zip(*everywhere, strict=True), strict=True):
             if told[0] is not None and len(set(told)) == 1:
-                return _Line(self, track)
+                return _Group(self, track)
         self._tracks.append(_Track(self._new_group()))
-        return _Line(self, self._tracks[-1])
+        return _Group(self, self._tracks[-1])
 
     def _new_group(self) -> Any:
         of = _alive(self.of)

@@ -75,8 +75,8 @@ def run(args: argparse.Namespace) -> int:
         )
     else:
         _write(curve, args.step)
-        if memory.line:
-            printer().print(f"A step of x samples takes {memory.line} in {memory.share:.0%} of what is free.")
+        if memory.fitted_line:
+            printer().print(f"A step of x samples takes {memory.fitted_line} in {memory.share:.0%} of what is free.")
     return 0 if curve.gamma is not None else 1
 
 

@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the command."""
     from hvd_hetero.telemetry.files import named
     from hvd_hetero.tools.cli.terminal import write_summary
-    from hvd_hetero.tools.report.made import make_reports
+    from hvd_hetero.tools.report.build import make_reports
     from hvd_hetero.tools.report.page import check_page, page
 
     if args.page is not None and args.no_page:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from hvd_hetero.tools.report.made import Report
+from hvd_hetero.tools.report.build import Report
 from hvd_hetero.tools.report.tables import Table, contents, side_by_side, worth_table
 from hvd_hetero.tools.report.worth_words import worth_sentences
 from hvd_hetero.tools.simulation.worth import Worth

@@ -104,7 +104,7 @@ class Cause:
     """A key of `KINDS`."""
     evidence: str
     """A sentence with figures."""
-    way_out: str
+    remedy: str
     """What to do."""
 
 
@@ -184,8 +184,8 @@ def _named(
     least = _EXPLAINS * found.slow[rank]
     best = max(told, key=lambda kind: told[kind][0][rank])
     if told[best][0][rank] >= least:
-        evidence, way_out = _TEXTS[best]
-        return Cause(best, evidence.format(share=told[best][1][rank], quota=means["quota"][rank]), way_out)
+        evidence, remedy = _TEXTS[best]
+        return Cause(best, evidence.format(share=told[best][1][rank], quota=means["quota"][rank]), remedy)
     # Weaker evidence, the strongest first: it does not say how much of the time was lost.
     faults, memory, cpu = (means[name] for name in ("faults", "memory", "cpu"))
     if faults[rank] - fast(faults) >= _MANY_FAULTS:
@@ -210,13 +210,13 @@ def _without_evidence(found: Slowness, rank: int) -> Cause | None:
     balances = found.run.policy == "lb-bsp"
     slower = f"It took {times:.{'2g' if times < 10.0 else '0f'}} times as long per sample as the fastest rank"
     if alone and _constant(found, rank):
-        way_out = "Give it less work (policy='lb-bsp'), or a faster machine."
+        remedy = "Give it less work (policy='lb-bsp'), or a faster machine."
         if balances:
-            way_out = "Its share follows its speed, as far as its limits allow; a faster machine would help."
+            remedy = "Its share follows its speed, as far as its limits allow; a faster machine would help."
         if evened:
-            way_out = "The split gives it less work already; a faster machine would help."
+            remedy = "The split gives it less work already; a faster machine would help."
         why = ", through most of the run, and no reading shows that anything was taken from it."
-        return Cause("slower", slower + why, way_out)
+        return Cause("slower", slower + why, remedy)
     if found.slow[rank] < LEAST_UNEXPLAINED:
         return None
     meanwhile = ", for example with top." if evened or balances else "; policy='lb-bsp' gives it less work meanwhile."

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from hvd_hetero import __version__
 from hvd_hetero.telemetry.files import named
-from hvd_hetero.tools.report.made import Report
+from hvd_hetero.tools.report.build import Report
 from hvd_hetero.tools.report.pictures import Shapes, pictures, tops
 from hvd_hetero.tools.report.tables import contents, side_by_side
 

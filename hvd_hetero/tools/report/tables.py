@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from hvd_hetero.tools.report.attribution import kinds_of
+from hvd_hetero.tools.report.build import Report
 from hvd_hetero.tools.report.figures import Figures
-from hvd_hetero.tools.report.made import Report
 from hvd_hetero.tools.report.verdict import comparison
 from hvd_hetero.tools.report.words import UNKNOWN, duration, listed, number, percent, percents
 from hvd_hetero.tools.report.worth_words import worth_sentences
@@ -199,7 +199,7 @@ def _causes_table(report: Report) -> Table:
     for rank in np.argsort(-cost, kind="stable").tolist():
         cause = report.causes[rank]
         if cause is not None and (cost[rank] >= _WORTH_A_WORD or cause.kind != "network"):
-            alike.setdefault((cause.evidence, cause.way_out), []).append(rank)
+            alike.setdefault((cause.evidence, cause.remedy), []).append(rank)
     rows = tuple((listed(ranks, _NAMED), *words) for words, ranks in [*alike.items()][:_WORST])
     return Table(("rank", "why", "way out"), rows, words=frozenset({1, 2}))
 

@@ -59,7 +59,7 @@ def _told(
     for kind, (cause, same) in alike.items():
         several = f"{_named(same)}: {KINDS[kind]}. " if len(same) > 1 else ""
         evidence.append(several + (cause.evidence if subject == same[:1] else f"Rank {same[0]}: {cause.evidence}"))
-    ways = [(f"{_named(same)}: " if len(alike) > 1 else "") + cause.way_out for cause, same in alike.values()]
+    ways = [(f"{_named(same)}: " if len(alike) > 1 else "") + cause.remedy for cause, same in alike.values()]
     return tuple(alike), evidence, ways
 
 
@@ -81,7 +81,7 @@ def verdict(found: Figures, causes: Sequence[Cause | None]) -> Verdict:
     largest = max(large, key=losses.__getitem__, default="nothing")
     of_all = _of_all_ranks(found, largest) if largest in found.kinds else None
     if network is not None and of_all is not None and largest == "transfer":
-        of_all = Verdict(of_all.verdict, network.evidence, network.way_out, "transfer", ("network",))
+        of_all = Verdict(of_all.verdict, network.evidence, network.remedy, "transfer", ("network",))
     # Before the losses of all ranks: if the split makes up for a slow rank, no loss shows it.
     if late and (largest == "late" or slow):
         return _late(found, late, own, of_all)
@@ -166,8 +166,8 @@ def _late(found: Figures, late: list[int], causes: Sequence[Cause | None], of_al
     besides = f" The {_largest(found, of_all)}" if of_all else ""
     text = f"{_named(late)} held all others up for {percent(cost)} of the time{also}.{besides}"
     next_ways = dict.fromkeys([*ways, *_gain(found), *([of_all.next] if of_all else [])])
-    way_out = " ".join(next_ways) or "Look at what this rank does, and what else runs there."
-    return Verdict(text, " ".join(evidence), way_out, "late", kinds)
+    remedy = " ".join(next_ways) or "Look at what this rank does, and what else runs there."
+    return Verdict(text, " ".join(evidence), remedy, "late", kinds)
 
 
 def _gain(found: Figures) -> list[str]:
@@ -202,25 +202,25 @@ def _of_all_ranks(found: Figures, loss: str) -> Verdict:
             "and a round ends with the slowest."
         )
         longer = 'Make rounds longer (a larger global_batch), or try policy="lb-non-blocking".'
-        way_out = " ".join(_gain(found)) or longer
+        remedy = " ".join(_gain(found)) or longer
     elif loss == "loop":
         what = f"The ranks waited for work of others between rounds for {share} of the time."
         why = "They evaluate, save or log at different moments, and a round ends with the last of them."
-        way_out = "Do this work less often, on another thread, or on all ranks in the same round."
+        remedy = "Do this work less often, on another thread, or on all ranks in the same round."
     elif loss == "transfer":
         each_ms = 1e3 * found.kinds["transfer"] * found.elapsed_s / found.rounds
         what = f"{'Synchronising' if alone else 'Transfers between ranks'} took {share} of the time."
         why = f"{'The rank' if alone else 'Even the rank that came last'} waited {each_ms:.3g} ms in a round. "
         why += _twice_the_batch(found)
-        way_out = "Make rounds longer (a larger global_batch), compress gradients, or use a faster network."
+        remedy = "Make rounds longer (a larger global_batch), compress gradients, or use a faster network."
     else:
         what = f"Work between rounds took {share} of the time."
         why = (
             "The time is in no rank's computing, data, waiting or transfer. It is what the training loop does besides: "
             "evaluation, checkpoints, logging, or a slow rank 0."
         )
-        way_out = "Do this work less often, or on another thread."
-    return Verdict(what, why, way_out, loss)
+        remedy = "Do this work less often, or on another thread."
+    return Verdict(what, why, remedy, loss)
 
 
 def _twice_the_batch(found: Figures) -> str:
@@ -246,8 +246,8 @@ def _input(found: Figures) -> Verdict:
     else:
         who = "The rank" if found.workers == 1 else "All ranks"
     what = f"{who} waited for {whose} own data for {most if least == most else f'{least} to {most}'} of the time."
-    way_out = "Give the data loaders more workers or a faster disk, or prepare the data beforehand."
-    return Verdict(what, why, way_out, "input")
+    remedy = "Give the data loaders more workers or a faster disk, or prepare the data beforehand."
+    return Verdict(what, why, remedy, "input")
 
 
 def _named(ranks: list[int]) -> str:

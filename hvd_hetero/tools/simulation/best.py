@@ -54,7 +54,7 @@ class BestSplit(Policy):
             draws = machines.per_batch.following(count)
             mean = np.sum(draws, axis=1, where=np.arange(draws.shape[1]) < count[:, None]) / count
             plan = self._split(machines, begin_s, factors * mean, total)
-            before, count = count, np.maximum(machines.devices.pieces(plan.shares, plan.cuts).count, 1)
+            before, count = count, np.maximum(machines.devices.pieces(plan.shares, plan.batch_counts).count, 1)
             if (before == count).all() or not machines.per_batch.any:
                 break
         return plan

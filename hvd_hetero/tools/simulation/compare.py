@@ -140,7 +140,7 @@ def run_policy(described: Description, choice: SchemeChoice, progress: Callable[
     data = WholeRounds(described.dataset, shuffle=True, seed=seed) if described.dataset else None
     policy = choice.make()
     mixing = mixing_on(cluster, policy, choice.sync)
-    options = Options(lead=described.lead, signal_s=described.signal_s, sync=mixing or ALLREDUCE)
+    options = Options(rounds_ahead=described.rounds_ahead, signal_s=described.signal_s, sync=mixing or ALLREDUCE)
     follows = described.totals and policy.shares_alone and policy.keeps_total
     batch = RecordedBatches(described.totals) if follows else described.global_batch
     rounds = RoundSimulation(cluster, policy, batch, options=options, data=data)

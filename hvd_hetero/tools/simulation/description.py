@@ -31,7 +31,7 @@ _TOP = {
 _TRAINING = {
     "global_batch": Setting(int, least=1, most=MAX_ROUND_SAMPLES, of="the samples of a round"),
     "rounds": ROUNDS,
-    "lead": Setting(int, 0, 0, 1000, "the rounds that plans are fixed ahead"),
+    "rounds_ahead": Setting(int, 0, 0, 1000, "the rounds that plans are fixed ahead"),
     "signal_ms": MILLISECONDS,
     "dataset": Setting(int, None, 1, MOST_SAMPLES, "the samples of an epoch"),
 }
@@ -46,7 +46,7 @@ class Description:
     rounds: int
     """Rounds of ``global_batch`` samples that each policy trains on."""
     policies: tuple[SchemeChoice, ...]
-    lead: int = 0
+    rounds_ahead: int = 0
     signal_s: float = 0.0
     dataset: int | None = None
     """Samples of an epoch; None: endless."""

@@ -97,7 +97,7 @@ class Simulated:
 class Options:
     """How to run the rounds. The defaults suit the simplest job."""
 
-    lead: int = 0
+    rounds_ahead: int = 0
     """Rounds by which plans are fixed ahead, as by a loader that prefetches."""
     signal_s: float = 0.0
     """Seconds until the other workers hear that the first one has ended the round."""
@@ -134,7 +134,7 @@ class RoundSimulation:
         self.mixing = mixing_on(cluster, policy, self.options.sync)
         self.planner = Planner(policy, n, global_batch)
         policy = self.policy = self.planner.policy
-        self.planner.set_lead(self.options.lead)
+        self.planner.set_rounds_ahead(self.options.rounds_ahead)
         self.now_s = 0.0
         self.meters = SpeedMeters(self.machines, policy, self.planner.typical_size, predictor)
         for meter, said in zip(self.meters.each, self.planner.room.said.tolist(), strict=True):
@@ -162,7 +162,7 @@ class RoundSimulation:
         begin_s, factors = self.now_s, machines.per_round.round(self.rounds)
         plan, samples = self._plan(factors)
         epoch = 0 if self.data is None else self.data.epoch
-        pieces = machines.devices.pieces(plan.shares, plan.cuts)
+        pieces = machines.devices.pieces(plan.shares, plan.batch_counts)
 
         served = machines.network.kind == "server"
         link = machines.bandwidth(begin_s)
@@ -180,7 +180,7 @@ class RoundSimulation:
         finished = FinishedRound(self.rounds, epoch, plan, table, self.now_s - begin_s)
         self.planner.learn(finished)
         if self.planner.fixed_costs is not None:
-            self.meters.know(self.planner.fixed_costs.samples)
+            self.meters.set_fixed_cost(self.planner.fixed_costs.samples)
         if self.learner is not None:
             self.learner.update(plan, [s[:u] for s, u in zip(samples, used.tolist(), strict=True)], done)
         if self.data is not None:
@@ -279,7 +279,7 @@ class RoundSimulation:
     def _run_out_of_memory(self, plan: RoundPlan) -> None:
         """Fail the micro-batches that do not fit, and their parts until they fit."""
         fits = self.machines.devices.memory_limit
-        largest = -(-plan.shares // np.maximum(plan.cuts, 1))
+        largest = -(-plan.shares // np.maximum(plan.batch_counts, 1))
         for i in np.flatnonzero(largest > fits).tolist():
             size = int(largest[i])
             while size > fits[i]:

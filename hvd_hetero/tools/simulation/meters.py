@@ -53,15 +53,15 @@ class SpeedMeters:
             self._computed[rank] += 1
             meter.learn(short=short)
             rows.append(meter.row())
-            meter.rest()
+            meter.do_deferred_work()
             meter.end_round(float(self._clock[rank]))
         return {name: np.array([row[name] for row in rows], dtype=np.float64) for name in rows[0]}
 
-    def know(self, fixed_samples: Floats) -> None:
+    def set_fixed_cost(self, fixed_samples: Floats) -> None:
         """Set each rank's fixed cost, in samples."""
         for meter, samples in zip(self.each, fixed_samples.tolist(), strict=True):
             if meter.learner.pace is not None:
-                meter.learner.pace.know(samples)
+                meter.learner.pace.set_fixed_cost(samples)
 
 
 def _predictor(policy: Policy) -> Predictor:

@@ -87,8 +87,8 @@ def checked(name: str, value: Any, setting: Setting) -> Any:
         return tuple(checked(f"{name}[{i}]", number, each) for i, number in enumerate(value))
     numeric = kind in (int, float)
     if not isinstance(value, int | float if kind is float else kind) or (numeric and isinstance(value, bool)):
-        way_out = f"; it is {setting.of}" if setting.of else ""
-        raise ValueError(f"{name} must be {_NAMES[kind]}, got {shown(value)}{way_out}")
+        remedy = f"; it is {setting.of}" if setting.of else ""
+        raise ValueError(f"{name} must be {_NAMES[kind]}, got {shown(value)}{remedy}")
     if setting.known and value not in setting.known:
         known = ", ".join(sorted(setting.known))
         raise ValueError(f"{name} must be one of {known}; got {shown(value)}{_hint(str(value), setting.known)}")

@@ -207,18 +207,18 @@ def _computing_s(machines: Replay, cluster: Cluster, factors: Floats, stay: Sequ
         # Each worker gets a sample at least, as in production: this is how a very slow one hurts.
         costs = AffineCosts(speeds, beta, equal.typical_size, 1, 1)
         plan = costs.divided(equal, None, limits).within(limits)
-        total_s += float((block * devices.pieces(plan.shares, plan.cuts).work_s).max(axis=1).sum())
+        total_s += float((block * devices.pieces(plan.shares, plan.batch_counts).work_s).max(axis=1).sum())
     return min(total_s / len(totals), sooner_s)
 
 
 def prices_of(text: str, workers: int) -> tuple[float, ...]:
     """Return the price of each worker per hour from "0=0.80,1=2.40"; an error says what to write."""
-    way_out = f"write --prices {','.join(f'{i}=0.80' for i in range(min(workers, 3)))}{',…' if workers > 3 else ''}"
+    remedy = f"write --prices {','.join(f'{i}=0.80' for i in range(min(workers, 3)))}{',…' if workers > 3 else ''}"
     found: dict[int, float] = {}
     for part in text.split(","):
         name, _, price = (each.strip() for each in part.partition("="))
         if not (name.isascii() and name.isdigit() and len(name) < 10 and int(name) < workers):
-            raise ValueError(f"--prices must name ranks from 0 to {workers - 1}, got {shown(part)}; {way_out}")
+            raise ValueError(f"--prices must name ranks from 0 to {workers - 1}, got {shown(part)}; {remedy}")
         if int(name) in found:
             raise ValueError(f"--prices names rank {int(name)} twice; leave one of them out")
         try:
@@ -227,7 +227,7 @@ def prices_of(text: str, workers: int) -> tuple[float, ...]:
             found[int(name)] = math.nan
         if not 0 <= found[int(name)] <= _MOST_PRICE:
             rule = f"numbers of at least 0 and at most {_MOST_PRICE:g} per hour"
-            raise ValueError(f"--prices must be {rule}, got {shown(part)}; {way_out}")
+            raise ValueError(f"--prices must be {rule}, got {shown(part)}; {remedy}")
     if missing := [rank for rank in range(workers) if rank not in found]:
         rule = f"every rank, and rank {missing[0]} has none; add {missing[0]}=… (0 if it is free)"
         raise ValueError(f"--prices must name {rule}")

@@ -13,10 +13,10 @@ from pool import serve
 from ranks import DEVICE, hvd
 from simulated import SimulatedClock
 
-from torch_hooks.gradients import bundles
+from torch_hooks.gradients import buckets
 
 # Sizes at which a small model takes every way of a large one: weights go alone and are weighed as they arrive.
-bundles._ALONE_BYTES, bundles._BUCKET_BYTES = 200, 100
+buckets._ALONE_BYTES, buckets._BUCKET_BYTES = 200, 100
 PAUSE_S = 5e-3
 
 

@@ -30,7 +30,7 @@ from hvd_hetero.session import balancer_of
 from hvd_hetero.telemetry import read_run
 from hvd_hetero.testing import CpuQuota
 from hvd_hetero.testing.rank import RUN_DIR
-from hvd_hetero.tools.report.made import report_of
+from hvd_hetero.tools.report.build import report_of
 from torch_hooks import BalancedLoader, LoadBalance, SavedTraining
 
 SAMPLES, FEATURES, GLOBAL_BATCH, ROUNDS = 12 * 8 + 2, 6, 12, 30

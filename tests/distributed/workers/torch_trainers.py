@@ -190,7 +190,7 @@ def options() -> dict[str, Any]:
     """What a loader of the Trainer's own would heed."""
     trainer = trainer_of("tokens", [], 1, num_train_epochs=1, dataloader_drop_last=True, dataloader_num_workers=1)
     trainer.train()
-    return {"steps": trainer.state.global_step, "lead": balancer_of(trainer.balance).planner.lead}
+    return {"steps": trainer.state.global_step, "rounds_ahead": balancer_of(trainer.balance).planner.rounds_ahead}
 
 
 def adapting() -> LoadBalance:

@@ -6,11 +6,11 @@ import itertools
 
 
 class SharedList:
-    """Samples that all ranks share out. What a round leaves undone comes back ``lead`` rounds later, or at the end."""
+    """Samples of all ranks. What a round leaves undone comes back ``rounds_ahead`` rounds later, or at the end."""
 
-    def __init__(self, samples, *, lead=0, least=1, minimum=1, multiple_of=1):
+    def __init__(self, samples, *, rounds_ahead=0, least=1, minimum=1, multiple_of=1):
         self._rest = list(samples)
-        self._lead = lead
+        self._lead = rounds_ahead
         self._least = least
         self._shares = minimum, multiple_of
         self._number = 0

@@ -34,13 +34,13 @@ def shares_of(seed):
 class Plans:
     """A balancer's plans, each drawn from the number of its round."""
 
-    def __init__(self, rank, workers, lead, seed):
-        self.rank, self.workers, self.lead, self._seed = rank, workers, lead, seed
+    def __init__(self, rank, workers, rounds_ahead, seed):
+        self.rank, self.workers, self.rounds_ahead, self._seed = rank, workers, rounds_ahead, seed
         self.rounds = 0
         self.policy = SimpleNamespace(**shares_of(seed))
 
     def plan(self, ahead=0):
-        assert 0 <= ahead <= self.lead, "no plan is known further ahead"
+        assert 0 <= ahead <= self.rounds_ahead, "no plan is known further ahead"
         random = np.random.default_rng([self._seed, self.rounds + ahead])
         samples = random.integers(0, 7, self.workers)
         samples[random.integers(self.workers)] += 1
@@ -64,7 +64,7 @@ class Rank:
         if work is None:
             return False
         assert len(part) == work.samples
-        assert work.round <= self.plans.rounds + self.plans.lead
+        assert work.round <= self.plans.rounds + self.plans.rounds_ahead
         self._pending.append((work, list(part)))
         return True
 
@@ -72,7 +72,7 @@ class Rank:
         """Some more, while plans are known: the next round may have to be cut for one."""
         for _ in range(self._random.integers(5)):
             at_end = not self._pending or self._pending[-1][0].last
-            if at_end and self.cutter.ahead > self.plans.lead:
+            if at_end and self.cutter.ahead > self.plans.rounds_ahead:
                 break
             if not self._draw():
                 break
@@ -108,12 +108,15 @@ class Rank:
                     return done
 
 
-def play(orders_of, oracle_of, *, workers, lead, least, seed, stop_every):
+def play(orders_of, oracle_of, *, workers, rounds_ahead, least, seed, stop_every):
     """Train for some epochs; returns what was done in each of them, by rank."""
     random = np.random.default_rng(seed)
 
     def job():
-        return [Rank(order, Plans(rank, workers, lead, seed), least, random) for rank, order in enumerate(orders_of())]
+        return [
+            Rank(order, Plans(rank, workers, rounds_ahead, seed), least, random)
+            for rank, order in enumerate(orders_of())
+        ]
 
     ranks, oracle, epochs, finished = job(), None, [], 0
     while ranks[0].cutter.epoch_at_hand < EPOCHS:
@@ -171,15 +174,17 @@ jobs = {
 }
 
 
-@given(length=st.integers(1, 70), lead=st.integers(0, 3), least=st.sampled_from([1, 1, 6]), **jobs)
-def test_a_permutation_is_shared_out_as_by_the_oracle(length, lead, least, **job):
+@given(length=st.integers(1, 70), rounds_ahead=st.integers(0, 3), least=st.sampled_from([1, 1, 6]), **jobs)
+def test_a_permutation_is_shared_out_as_by_the_oracle(length, rounds_ahead, least, **job):
     def samples(epoch):
         return np.random.Generator(np.random.PCG64([7, epoch])).permutation(length).tolist()
 
     epochs = play(
         lambda: [SharedPermutation(length, shuffle=True, seed=7) for _ in range(job["workers"])],
-        lambda epoch, before: SharedList(samples(epoch), lead=lead, least=least, **shares_of(job["seed"])),
-        lead=lead, least=least, **job,
+        lambda epoch, before: SharedList(
+            samples(epoch), rounds_ahead=rounds_ahead, least=least, **shares_of(job["seed"])
+        ),
+        rounds_ahead=rounds_ahead, least=least, **job,
     )  # fmt: skip
     for parts in epochs:
         done = list(chain.from_iterable(parts))
@@ -195,7 +200,7 @@ def test_a_whole_stream_is_shared_out_as_by_the_oracle(length, least, **job):
     epochs = play(
         lambda: [SharedStream(read, least) for _ in range(job["workers"])],
         lambda epoch, before: SharedList(read(epoch), least=least, **shares_of(job["seed"])),
-        lead=0, least=least, **job,
+        rounds_ahead=0, least=least, **job,
     )  # fmt: skip
     for epoch, parts in enumerate(epochs):
         done = list(chain.from_iterable(parts))
@@ -216,7 +221,7 @@ def test_shards_of_a_known_number_of_rounds_are_read_in_turn_as_by_the_oracle(le
 
     epochs = play(
         lambda: [ShardStream(lambda n, r=r: lists[r], rounds, r, workers) for r in range(workers)], oracle,
-        lead=0, least=1, **job,
+        rounds_ahead=0, least=1, **job,
     )  # fmt: skip
     for rank, mine in enumerate(lists):
         done = list(chain.from_iterable(parts[rank] for parts in epochs))
@@ -231,25 +236,25 @@ def test_shards_that_end_by_themselves_are_read_once_as_by_the_oracle(lengths, *
     lists = [[f"{rank}.{i}" for i in range(length)] for rank, length in enumerate(lengths[:workers])]
     epochs = play(
         lambda: [EndingShard(lambda epoch, r=r: lists[r], r, workers) for r in range(workers)],
-        lambda epoch, before: EndingLists(lists), lead=0, least=1, **job,
+        lambda epoch, before: EndingLists(lists), rounds_ahead=0, least=1, **job,
     )  # fmt: skip
     assert epochs == [lists] * EPOCHS
 
 
 @pytest.mark.parametrize("length", [1, 3, 7, 8, 9, 11, 12, 16, 17, 18, 19, 20])
-@pytest.mark.parametrize("lead", [0, 3])
+@pytest.mark.parametrize("rounds_ahead", [0, 3])
 @pytest.mark.parametrize(
     ("policy", "workers", "share"),
     [(BSP(), 3, 1), (LBBSP(minimum=2, multiple_of=2), 2, 2), (StaticAllocation([3, 1]), 2, 1), (BSP(), 1, 1)],
 )
 @pytest.mark.parametrize("whole_stream", [False, True])
 def test_no_rank_is_without_its_share_where_an_epoch_has_one_for_all(
-    length, lead, policy, workers, share, whole_stream
+    length, rounds_ahead, policy, workers, share, whole_stream
 ):
     rounds_of = []
     for rank in range(workers):
         plans = Planner(policy, workers, 8)
-        plans.set_lead(0 if whole_stream else lead)
+        plans.set_rounds_ahead(0 if whole_stream else rounds_ahead)
         plans.rank = rank
         order = SharedStream(lambda epoch: range(length)) if whole_stream else SharedPermutation(length)
         cutter = Cutter(order, plans, plans.rank)
@@ -257,8 +262,8 @@ def test_no_rank_is_without_its_share_where_an_epoch_has_one_for_all(
         cuts = []
         while cutter.more:
             cuts.append(cutter.cut())
-            if cutter.ahead > plans.lead:
-                order.finish([float(x) for x in cuts[-1 - plans.lead].plan.samples])
+            if cutter.ahead > plans.rounds_ahead:
+                order.finish([float(x) for x in cuts[-1 - plans.rounds_ahead].plan.samples])
                 plans.rounds += 1
         assert len(cuts) == cutter.rounds_of(length)
         rounds_of.append(cuts)

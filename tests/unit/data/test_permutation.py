@@ -72,14 +72,14 @@ def test_bad_arguments_are_named(arguments, message):
         SharedPermutation(**arguments)
 
 
-def _rounds(order: SharedPermutation, lead: int, begin: int, count: int, least: int = 1) -> list[list[int]]:
+def _rounds(order: SharedPermutation, rounds_ahead: int, begin: int, count: int, least: int = 1) -> list[list[int]]:
     """What the rounds that follow do: rounds taken ahead, the slowest rank leaving some of its samples undone.
 
     No round has fewer than ``least`` samples, as without the last of an epoch if that is short.
     """
     plan, flight, done = RoundPlan((5, 4), (5, 4), ends="first"), [], []
     while len(done) < count:
-        while len(flight) <= lead and order.remaining >= least:
+        while len(flight) <= rounds_ahead and order.remaining >= least:
             short = order.take(plan, 0).plan
             flight.append((short, order._open[-1].indices.tolist()))
         if flight:
@@ -94,26 +94,29 @@ def _rounds(order: SharedPermutation, lead: int, begin: int, count: int, least: 
 
 @pytest.mark.parametrize("length", [40, 37])
 @pytest.mark.parametrize("least", [1, 9])
-@pytest.mark.parametrize("lead", [0, 1, 3])
-def test_an_interrupted_order_goes_on_as_if_it_had_not_been(lead, least, length):
+@pytest.mark.parametrize("rounds_ahead", [0, 1, 3])
+def test_an_interrupted_order_goes_on_as_if_it_had_not_been(rounds_ahead, least, length):
     """Interrupted after every round, with rounds in flight and abandoned samples that wait to come back."""
     passes_ended = 0
     for interrupted in range(12):
         orders = [SharedPermutation(length, shuffle=True, seed=3) for _ in range(2)]
         for order in orders:
-            order.lead = lead
-        whole, first = _rounds(orders[0], lead, 0, 40, least), _rounds(orders[1], lead, 0, interrupted, least)
+            order.rounds_ahead = rounds_ahead
+        whole, first = (
+            _rounds(orders[0], rounds_ahead, 0, 40, least),
+            _rounds(orders[1], rounds_ahead, 0, interrupted, least),
+        )
         state = json.loads(json.dumps(orders[1].state_dict()))
         resumed = SharedPermutation(length, shuffle=True, seed=3)
-        resumed.lead = lead
+        resumed.rounds_ahead = rounds_ahead
         resumed.load_state_dict(state)
         passes_ended += resumed.remaining < least and len(first) < len(whole)
         assert resumed.holds(least) == (len(first) < len(whole)), "a resumed job looks before it goes on"
-        visited = first + (_rounds(resumed, lead, interrupted, 40, least) if resumed.holds(least) else [])
+        visited = first + (_rounds(resumed, rounds_ahead, interrupted, 40, least) if resumed.holds(least) else [])
         assert visited == whole
         done = [i for r in visited for i in r]
         assert len(set(done)) == len(done) > length - least
-    if lead and (least, length) == (9, 40):
+    if rounds_ahead and (least, length) == (9, 40):
         assert passes_ended, "a pass was over, and only with what comes back is there enough for another round"
 
 

@@ -16,8 +16,8 @@ from hvd_hetero.policies import BSP, NonBlocking
 from hvd_hetero.rounds import RoundPlan
 from keras_callbacks import LoadBalance, resize_batches
 from keras_callbacks.data import indices_of
-from keras_callbacks.pipeline.alike import check_alike
 from keras_callbacks.pipeline.queue import RoundQueue
+from keras_callbacks.pipeline.source_checks import check_same_data
 from keras_callbacks.pipeline.sources import DatasetSource, SequenceSource
 from keras_callbacks.pipeline.stream import StreamReader
 from tests.unit.keras_callbacks.small import fit, keras, network
@@ -56,9 +56,9 @@ def test_the_order_of_a_shuffled_stream_is_that_of_seed_and_epoch_whatever_the_r
 def test_shuffles_by_the_same_seed_agree_unless_the_global_seed_differs():
     samples = lambda: RANGE(9).shuffle(3, seed=4).shard(2, 1)  # noqa: E731
     tf.random.set_seed(None)
-    same = [check_alike(samples(), 1, 2, certain=True) for _ in range(2)]
+    same = [check_same_data(samples(), 1, 2, certain=True) for _ in range(2)]
     tf.random.set_seed(7)
-    assert same[0] == same[1] != check_alike(samples(), 1, 2, certain=True)
+    assert same[0] == same[1] != check_same_data(samples(), 1, 2, certain=True)
 
 
 class Batches(keras.utils.Sequence):
@@ -182,9 +182,9 @@ def test_fit_takes_samples_of_any_length_in_buckets_and_is_traced_once():
     assert first.shape[1] - min((row > 0).sum() for row in first) < 16
 
 
-def queue_of(policy=None, *, rank=0, workers=2, samples=26, batch=8, lead=0, shuffle=False, **options):
+def queue_of(policy=None, *, rank=0, workers=2, samples=26, batch=8, rounds_ahead=0, shuffle=False, **options):
     balancer = Balancer(policy or BSP(), rank, workers, batch, clock=itertools.count().__next__)
-    balancer.set_lead(lead)
+    balancer.set_rounds_ahead(rounds_ahead)
     order = SharedPermutation(samples, shuffle=shuffle, seed=3)
     return RoundQueue(order, balancer, indices_of, **options), balancer
 
@@ -244,18 +244,18 @@ def test_the_epoch_that_fit_starts_with_decides_the_order():
     assert epoch(resumed, other) == epoch(queue, balancer)
 
 
-@pytest.mark.parametrize("lead", [0, 1, 3])
-def test_batches_are_known_as_far_ahead_as_plans_are_and_no_further(lead):
-    queue, balancer = queue_of(lead=lead)
-    queue.part(lead)
+@pytest.mark.parametrize("rounds_ahead", [0, 1, 3])
+def test_batches_are_known_as_far_ahead_as_plans_are_and_no_further(rounds_ahead):
+    queue, balancer = queue_of(rounds_ahead=rounds_ahead)
+    queue.part(rounds_ahead)
     with pytest.raises(RoundStateError, match=r"LoadBalance.*model\.fit\(batches, "):
-        queue.part(lead + 1)
+        queue.part(rounds_ahead + 1)
     queue.prepare(new=True)
     with pytest.raises(RoundStateError, match=r"size.*resize_batches\(…, prefetch=…\)"):
-        queue.part(lead + 1)
+        queue.part(rounds_ahead + 1)
     finish(queue, balancer, queue.take())
-    if lead < 3:
-        queue.part(lead + 1)
+    if rounds_ahead < 3:
+        queue.part(rounds_ahead + 1)
 
 
 def test_what_a_round_that_ended_early_left_undone_comes_next():
@@ -268,16 +268,16 @@ def test_what_a_round_that_ended_early_left_undone_comes_next():
     assert not queue.at_end
 
 
-@pytest.mark.parametrize("lead", [0, 2])
-def test_another_queue_goes_on_where_one_stood(lead):
+@pytest.mark.parametrize("rounds_ahead", [0, 2])
+def test_another_queue_goes_on_where_one_stood(rounds_ahead):
     """As after a failure: rounds that were cut ahead are cut again, and the next epoch follows."""
-    queue, balancer = queue_of(lead=lead, shuffle=True)
+    queue, balancer = queue_of(rounds_ahead=rounds_ahead, shuffle=True)
     for _ in range(2):
         queue.prepare(new=not queue._used)
         finish(queue, balancer, queue.take())
     place = queue.place()
     later = [queue.part(2).tolist()]
-    other, another = queue_of(lead=lead, shuffle=True)
+    other, another = queue_of(rounds_ahead=rounds_ahead, shuffle=True)
     other.go_on(place)
     other.wanted_epoch = 7
     for index in range(2):

@@ -197,7 +197,7 @@ def test_a_change_of_hosts_is_always_followed_by_a_sync():
 def test_other_ranks_cannot_go_on_in_the_middle_of_an_epoch_of_shards(caplog):
     model = network()
     state = KerasState(model)
-    state.register_reset_callbacks([lambda: setattr(state._survival, "_rank", 7)])  # as if it had been another one
+    state.register_reset_callbacks([lambda: setattr(state._membership, "_rank", 7)])  # as if it had been another one
     samples = tf.data.Dataset.from_tensor_slices((X, X))
 
     @hvd.elastic.run

@@ -17,7 +17,7 @@ from keras_callbacks.keras_versions import gradients_pass_through, tf_variables
 from keras_callbacks.metrics.traced_step import figures_in, of_no_batch, updates_in, variables_of, weigh
 from keras_callbacks.start import start_alike
 from keras_callbacks.step.graph import GraphRound
-from keras_callbacks.step.graph_synchroniser import GraphAllreduce, parcels
+from keras_callbacks.step.graph_synchroniser import GraphAllreduce, buckets
 from keras_callbacks.tensorflow_wire import TensorFlowWire
 from tests.unit.keras_callbacks.small import SEVERAL, Stepping, X, fit, keras, network
 
@@ -227,7 +227,7 @@ def test_what_all_start_from_travels_in_one_message_for_each_type():
 def test_large_variables_travel_apart(monkeypatch):
     monkeypatch.setattr("keras_callbacks.step.graph_synchroniser._MESSAGE_BYTES", 40)
     numbers = [tf.Variable(tf.zeros(n)) for n in (4, 5, 2, 20, 1, 1)]
-    assert [[int(v.shape[0]) for v in parcel] for parcel in parcels(numbers)] == [[4, 5], [2], [20], [1, 1]]
+    assert [[int(v.shape[0]) for v in bucket] for bucket in buckets(numbers)] == [[4, 5], [2], [20], [1, 1]]
 
 
 @tf.custom_gradient

@@ -20,7 +20,7 @@ from keras_callbacks import (
     start,
     weighted_gradients,
 )
-from keras_callbacks.pipeline.alike import check_alike
+from keras_callbacks.pipeline.source_checks import check_same_data
 from keras_callbacks.refusals import check_compiled
 from keras_callbacks.tensorflow_wire import TensorFlowWire
 from tests.unit.keras_callbacks.small import SEVERAL, Stepping, X, Y, fit, keras, network
@@ -131,8 +131,8 @@ def test_horovod_must_be_initialised(monkeypatch):
 def test_datasets_that_ranks_would_not_read_alike_are_refused(samples, names):
     tf.random.set_seed(None)
     with pytest.raises(ValueError, match=names):
-        check_alike(samples(), 1, 2, certain=False)
-    check_alike(samples(), 0, 1, certain=False)  # there is only one rank
+        check_same_data(samples(), 1, 2, certain=False)
+    check_same_data(samples(), 0, 1, certain=False)  # there is only one rank
 
 
 def in_a_branch():

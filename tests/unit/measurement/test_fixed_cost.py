@@ -201,7 +201,7 @@ def test_a_pace_does_not_jump_where_the_fixed_cost_becomes_known():
     pace = Pace(REFERENCE)
     pace.size = 90.0
     before = pace.of(90.0, 190.0)
-    pace.know(100.0)
+    pace.set_fixed_cost(100.0)
     assert pace.of(90.0, 190.0) == pytest.approx(before)
     assert pace.of(40.0, 140.0) == pytest.approx(before)
     assert pace.speed(before) == pytest.approx(REFERENCE / (REFERENCE + 100.0))
@@ -210,12 +210,12 @@ def test_a_pace_does_not_jump_where_the_fixed_cost_becomes_known():
 def test_a_saved_pace_goes_on():
     pace, other = Pace(REFERENCE), Pace(REFERENCE)
     pace.size = 90.0
-    pace.know(70.0)
+    pace.set_fixed_cost(70.0)
     other.load_state_dict(json.loads(json.dumps(pace.state_dict())))
     assert other.of(30.0, 1.0) == pace.of(30.0, 1.0)
     assert other.speed(5.0) == pace.speed(5.0)
-    other.know(20.0)
-    pace.know(20.0)
+    other.set_fixed_cost(20.0)
+    pace.set_fixed_cost(20.0)
     assert other.speed(5.0) == pace.speed(5.0)
 
 

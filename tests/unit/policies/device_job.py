@@ -31,7 +31,7 @@ class DeviceJob:
         *,
         noise=0.0,
         outlier_every=0,
-        lead=0,
+        rounds_ahead=0,
         comm_s=0.01,
         seed=0,
         **options,
@@ -48,7 +48,7 @@ class DeviceJob:
         self.finished: list[FinishedRound] = []
         self.balancers[0].observer = self.finished.append
         for balancer in self.balancers:
-            balancer.set_lead(lead)
+            balancer.set_rounds_ahead(rounds_ahead)
         self.failures: list[tuple[int, int, int]] = []
         """round, rank and size of every micro-batch that did not fit"""
         self._noise = noise
@@ -58,12 +58,12 @@ class DeviceJob:
 
     @property
     def shares(self) -> tuple[int, ...]:
-        return self.balancers[0].plan(self.balancers[0].planner.lead).samples
+        return self.balancers[0].plan(self.balancers[0].planner.rounds_ahead).samples
 
     def rounds(self, count: int, short: int | None = None) -> None:
         for _ in range(count):
             self.round(short)
-            assert len({balancer.plan(balancer.planner.lead) for balancer in self.balancers}) == 1
+            assert len({balancer.plan(balancer.planner.rounds_ahead) for balancer in self.balancers}) == 1
 
     def round(self, short: int | None = None) -> None:
         vectors = []
@@ -103,7 +103,7 @@ class DeviceJob:
 
     def makespan_s(self, plan: RoundPlan | None = None) -> float:
         """By the true curves."""
-        plan = self.balancers[0].plan(self.balancers[0].planner.lead) if plan is None else plan
+        plan = self.balancers[0].plan(self.balancers[0].planner.rounds_ahead) if plan is None else plan
         return max(
             self.factor[rank] * sum(device.seconds(size) for size in plan.sizes(rank))
             for rank, device in enumerate(self.devices)

@@ -209,10 +209,10 @@ def test_headroom_is_a_tenth_of_what_failed():
     assert job.finished[0].table.column("micro_batches").tolist() == [2, 1]
 
 
-@pytest.mark.parametrize("lead", [1, 4, 16])
-def test_with_plans_fixed_ahead_the_split_comes_that_much_later_and_is_as_good(lead):
-    job = DeviceJob(drawn(3, 6), 192, lead=lead, noise=0.01)
-    job.rounds(LADDER_ROUNDS + 2 * lead + 2)
+@pytest.mark.parametrize("rounds_ahead", [1, 4, 16])
+def test_with_plans_fixed_ahead_the_split_comes_that_much_later_and_is_as_good(rounds_ahead):
+    job = DeviceJob(drawn(3, 6), 192, rounds_ahead=rounds_ahead, noise=0.01)
+    job.rounds(LADDER_ROUNDS + 2 * rounds_ahead + 2)
     assert job.balancers[0].plan().samples == job.shares
     assert job.makespan_s() <= 1.03 * true_best_s(job)
 

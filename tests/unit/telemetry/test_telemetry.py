@@ -37,7 +37,7 @@ def finished(number: int, wait_s=(0.5, 0.25), device: bool = False) -> FinishedR
         RoundReport(
             samples=plan.samples[rank], micro_batches=1, compute_s=1.0 + rank, input_s=0.125, wait_s=wait_s[rank],
             samples_per_s=float("nan") if number == 0 else 9.5, cpu=0.75, memory=0.5,
-            fingerprint=3, settings=4, witness=1.5, **(DEVICE if rank == 1 and device else {}),
+            fingerprint=3, settings=4, parameter_norm=1.5, **(DEVICE if rank == 1 and device else {}),
         ).vector(rank, WORKERS)
         for rank in range(WORKERS)
     ]  # fmt: skip

@@ -13,7 +13,7 @@ from late_jobs import Job
 from hvd_hetero import late_tables
 from hvd_hetero.policies import BSP, LBBSP, ElasticBSP, LBNonBlocking, NonBlocking, SelfAdaptive, StaticAllocation
 from hvd_hetero.telemetry import Telemetry, TelemetryWriter, read_run
-from hvd_hetero.tools.report.made import report_of
+from hvd_hetero.tools.report.build import report_of
 from hvd_hetero.tools.simulation import Cluster, Compute, Jitter, Network, RoundSimulation, Worker, simulate
 from hvd_hetero.tools.simulation.compare import RecordedBatches
 from hvd_hetero.tools.simulation.replay import replay

@@ -181,7 +181,7 @@ def test_a_round_that_is_given_up_counts_nowhere():
         balancer.begin(MicroBatch(balancer.plan(), 8))
         device.launch(4.0 if given_up else 0.5)
         if given_up:
-            balancer.abandon()
+            balancer.discard_round()
         else:
             balancer.agree(balancer.report())
     assert [t.figures("compute_s")[0] for t in tables[1:]] == pytest.approx([0.5] * 3, rel=1e-3)

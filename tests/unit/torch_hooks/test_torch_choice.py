@@ -72,12 +72,12 @@ def test_no_group_outlives_its_end_in_what_the_collector_has_yet_to_find(tmp_pat
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     wire = ProcessGroupWire(dist.new_group([0]))
     balance = LoadBalance("bsp", global_batch=4, wire=wire)
-    line = wire.line()
+    line = wire.new_group()
     groups = [weakref.ref(group) for group in (wire.of, wire._group, line._group)]
     dist.destroy_process_group()
     assert [group() for group in groups] == [None] * 3
     for ended in (
-        wire.line,
+        wire.new_group,
         lambda: line.start_sum(torch.ones(1), "a sum"),
         lambda: average_by_samples(2.0, 3, balance),
     ):

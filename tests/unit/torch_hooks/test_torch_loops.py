@@ -38,12 +38,12 @@ def clock(monkeypatch):
 def test_worker_processes_change_nothing_but_the_lead():
     def case(rank, workers):
         job = Job(StaticAllocation([1, 3]), num_workers=workers, shuffle=True).epochs(2)
-        return flat(job.model), balancer_of(job.balance).planner.lead
+        return flat(job.model), balancer_of(job.balance).planner.rounds_ahead
 
     with_workers, without = (run_on_threads(lambda rank, n=n: case(rank, n), 2) for n in (2, 0))
-    for (mine, lead), (its, _) in zip(with_workers, without, strict=True):
+    for (mine, rounds_ahead), (its, _) in zip(with_workers, without, strict=True):
         assert torch.equal(mine, its)
-        assert lead == 4
+        assert rounds_ahead == 4
 
 
 def test_lb_bsp_with_a_lead_finds_the_slow_rank_and_visits_every_sample_once(clock):

@@ -11,7 +11,7 @@ from jobs_on_threads import told  # noqa: E402
 from torch.nn import functional  # noqa: E402
 from torch.utils.data import TensorDataset  # noqa: E402
 
-from hvd_hetero.communication.thread_wire import Crew  # noqa: E402
+from hvd_hetero.communication.thread_wire import ThreadGroup  # noqa: E402
 from hvd_hetero.policies import BSP, LBBSP, ElasticBSP, LBNonBlocking, StaticAllocation  # noqa: E402
 from hvd_hetero.testing import run_on_threads  # noqa: E402
 from torch_hooks import (  # noqa: E402
@@ -252,7 +252,7 @@ def test_figures_travel_by_the_wire_of_a_balance():
     """Here each rank's own, in which it is alone."""
 
     def case(rank):
-        balance = LoadBalance("bsp", global_batch=BATCH, wire=TorchThreadWire(Crew(1), 0))
+        balance = LoadBalance("bsp", global_batch=BATCH, wire=TorchThreadWire(ThreadGroup(1), 0))
         return average_by_samples(float(rank), 1, balance), average_by_samples(float(rank), 1)
 
     assert run_on_threads(case, ranks=2) == [(0.0, 0.5), (1.0, 0.5)]

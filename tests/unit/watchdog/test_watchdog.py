@@ -320,7 +320,7 @@ def test_a_stack_is_read_only_while_nothing_goes_on(monkeypatch):
         assert len(looked) == number
         assert progress.standstill(balancer).where == "somewhere"
         assert len(looked) == number + 1
-        balancer.abandon()
+        balancer.discard_round()
         assert progress.standstill(balancer) is progress.standstill(balancer) is None, "it is in no round"
 
 

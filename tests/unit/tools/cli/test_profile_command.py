@@ -78,7 +78,7 @@ def test_the_line_of_memory_is_found_and_the_largest_batch_with_headroom():
     world, memory = World(), MemoryMeter()
     memory.gauge = Gauge(world)
     profile_step(step_of(world, model(world, 1e-3, 8e-3, 24, 460)), clock=world.clock, memory=memory)
-    assert memory.line == "40 + 1 x MiB on this rank, so 410 fit"
+    assert memory.fitted_line == "40 + 1 x MiB on this rank, so 410 fit"
 
 
 def test_it_ends_with_the_first_size_that_takes_too_long():

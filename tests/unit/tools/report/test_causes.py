@@ -51,14 +51,14 @@ def test_the_fixed_cost_of_a_small_batch_is_not_counted_against_its_rank():
 @pytest.mark.parametrize("policy", ["bsp", "lb-bsp"])
 def test_less_work_is_advised_only_where_the_policy_does_not_give_it(policy):
     cause = causes(run_of(steady(0.05, 0.10)).replace(policy=policy))[1]
-    assert cause.way_out == (
+    assert cause.remedy == (
         "Give it less work (policy='lb-bsp'), or a faster machine."
         if policy == "bsp"
         else "Its share follows its speed, as far as its limits allow; a faster machine would help."
     )
     samples = np.tile([20, 10], (ROUNDS, 1))
     evened = causes(run_of(samples * np.array([5e-3, 1e-2]), samples=samples).replace(policy=policy))[1]
-    assert evened.way_out == "The split gives it less work already; a faster machine would help."
+    assert evened.remedy == "The split gives it less work already; a faster machine would help."
 
 
 def test_a_rank_that_is_as_fast_as_others_and_was_given_more_has_too_large_a_share():
@@ -115,7 +115,7 @@ def test_a_reading_that_explains_the_loss_is_the_cause(column, kind):
     assert none is None
     assert cause.kind == kind
     assert "47%" in cause.evidence
-    assert cause.way_out
+    assert cause.remedy
 
 
 @pytest.mark.parametrize(
@@ -268,4 +268,4 @@ def test_any_file_that_can_be_read_is_answered_for_each_rank(data, workers, roun
     found = causes(run_of(np.full((rounds, workers), 0.1), **figures))
     assert len(found) == workers
     for cause in found:
-        assert cause is None or (cause.kind in KINDS and cause.evidence.endswith(".") and cause.way_out.endswith("."))
+        assert cause is None or (cause.kind in KINDS and cause.evidence.endswith(".") and cause.remedy.endswith("."))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from report_runs import run_of
 
-from hvd_hetero.tools.report.made import report_of
+from hvd_hetero.tools.report.build import report_of
 
 ROUNDS = 20
 

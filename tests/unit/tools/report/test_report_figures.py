@@ -8,8 +8,8 @@ from report_runs import by_hand, record, run_of
 from hvd_hetero.policies import BSP, LBBSP
 from hvd_hetero.telemetry import Telemetry, TelemetryWriter, read_run
 from hvd_hetero.tools.report import figures
+from hvd_hetero.tools.report.build import report_of
 from hvd_hetero.tools.report.causes import Cause
-from hvd_hetero.tools.report.made import report_of
 from hvd_hetero.tools.report.verdict import verdict
 from hvd_hetero.tools.report.work import impossible
 from hvd_hetero.tools.simulation import Availability, BestSplit, Cluster, Compute, Jitter, Network, Worker, simulate
@@ -146,7 +146,7 @@ def test_the_verdict_is_the_largest_loss_or_the_rank_that_has_a_cause(columns, c
     said = verdict(figures(steady(**columns), replayed=False), causes)
     assert (said.kind, said.causes) == (kind, named)
     assert "All waited." not in said.why
-    assert [cause.way_out in said.next for cause in causes if cause and cause.kind in named] == [True] * len(named)
+    assert [cause.remedy in said.next for cause in causes if cause and cause.kind in named] == [True] * len(named)
 
 
 def test_what_all_ranks_lose_is_told_beside_a_slow_rank_of_another_cause():

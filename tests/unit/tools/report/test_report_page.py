@@ -16,8 +16,8 @@ from rich.console import Console
 from hvd_hetero.policies import BSP
 from hvd_hetero.tools.cli import main
 from hvd_hetero.tools.cli.terminal import write_summary
+from hvd_hetero.tools.report.build import make_reports, report_of
 from hvd_hetero.tools.report.causes import Cause
-from hvd_hetero.tools.report.made import make_reports, report_of
 from hvd_hetero.tools.report.page import page
 from hvd_hetero.tools.report.verdict import verdict
 from hvd_hetero.tools.simulation import Cluster

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from report_runs import run_of
 
+from hvd_hetero.tools.report.build import report_of
 from hvd_hetero.tools.report.causes import causes
-from hvd_hetero.tools.report.made import report_of
 
 ROUNDS = 80
 

@@ -18,7 +18,7 @@ LONGEST_S = 20.0  # of one case, on a machine with other work; most take millise
 
 DESCRIPTION = {
     "": {"seed": "0", "measurement_noise": "0.01", "policies": '["bsp", "lb-bsp"]'},
-    "training": {"global_batch": "24", "rounds": "6", "lead": "1", "signal_ms": "0.1", "dataset": "100"},
+    "training": {"global_batch": "24", "rounds": "6", "rounds_ahead": "1", "signal_ms": "0.1", "dataset": "100"},
     "network": {"kind": '"ring"', "latency_ms": "0.1", "bandwidth_mbps": "100", "message_mb": "1.0",
                 "server_bandwidth_mbps": "100"},
     "[workers]": {"count": "2", "samples_per_s": "100", "fixed_ms": "5", "saturation": "4", "memory_limit": "8",

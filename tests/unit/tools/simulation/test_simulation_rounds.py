@@ -308,6 +308,6 @@ def test_two_runs_with_one_seed_are_one():
 
 def test_plans_fixed_ahead_come_a_round_later():
     """With a lead of two, the second and third rounds are as the first; speeds are first known after the second."""
-    simulation = RoundSimulation(Cluster.of_speeds([100.0, 300.0]), LBBSP(), 400, options=Options(lead=2))
+    simulation = RoundSimulation(Cluster.of_speeds([100.0, 300.0]), LBBSP(), 400, options=Options(rounds_ahead=2))
     plans = [simulation.step().plan.samples for _ in range(6)]
     assert plans == [(200, 200)] * 4 + [(150, 250)] * 2

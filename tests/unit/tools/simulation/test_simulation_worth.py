@@ -11,7 +11,7 @@ from report_runs import record
 from hvd_hetero.policies import BSP, LBBSP
 from hvd_hetero.telemetry import read_run
 from hvd_hetero.tools.cli import main
-from hvd_hetero.tools.report.made import report_of
+from hvd_hetero.tools.report.build import report_of
 from hvd_hetero.tools.report.tables import worth_table
 from hvd_hetero.tools.report.words import UNKNOWN
 from hvd_hetero.tools.report.worth_words import leave_out, worth_sentences

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 _MAY_DIFFER = re.compile(rb"Random|Multinomial|TruncatedNormal|Stateful|Sample|PyFunc")  # operations
 
 
-def check_alike(samples: tf.data.Dataset, rank: int, workers: int, *, certain: bool) -> int:
+def check_same_data(samples: tf.data.Dataset, rank: int, workers: int, *, certain: bool) -> int:
     """Refuse data that ranks would read in different orders; return a checksum of the seeds of shuffles, to compare.
 
     Seeds include ``tf.random.set_seed``'s. ``certain``: the user has said that all ranks read the same samples, so a
@@ -55,10 +55,10 @@ def check_single(samples: tf.data.Dataset) -> None:
     sizes = {spec.shape[0] if spec.shape.rank else 0 for spec in tf.nest.flatten(samples.element_spec)}
     if "Batch" not in last or 0 in sizes or len(sizes) > 1:
         return
-    way_out = "Leave batch(…) out, or put unbatch() behind it: resize_batches takes single samples"
+    remedy = "Leave batch(…) out, or put unbatch() behind it: resize_batches takes single samples"
     if sizes == {None}:
-        raise ValueError(f"data must be a dataset of single samples, and it ends in a step batch(…). {way_out}")
-    logger.warning("the dataset ends in batches of %s, and each is taken as one sample. %s", *sizes, way_out)
+        raise ValueError(f"data must be a dataset of single samples, and it ends in a step batch(…). {remedy}")
+    logger.warning("the dataset ends in batches of %s, and each is taken as one sample. %s", *sizes, remedy)
 
 
 def compared(data: Any, spec: Any) -> list[int]:

@@ -20,7 +20,7 @@ _ALONE_BYTES = 2**22  # from here on a copy into a bucket would cost more than a
 _users: Callable[[int], int] = torch._C._storage_Use_Count
 
 
-class Bundle:
+class Bucket:
     """Gradients of one type on one device that travel end to end, perhaps with other numbers behind them.
 
     They are copied, and the sums copied back. A single one, with nothing behind it, is summed where it is.
@@ -121,7 +121,7 @@ class Bundle:
             self._whole = torch.empty(0)
 
 
-class Rows:
+class SparseBucket:
     """A gradient that travels as the rows it touches: those of all ranks are laid end to end, and added up."""
 
     def __init__(self, name: str, parameter: torch.Tensor, layouts: Layouts, compression: Any = None) -> None:
@@ -186,11 +186,11 @@ class Rows:
         self._rows = None
 
 
-def bundles_of(names: dict[torch.Tensor, str], layouts: Layouts, compression: Any) -> list[Bundle | Rows]:
+def buckets_of(names: dict[torch.Tensor, str], layouts: Layouts, compression: Any) -> list[Bucket | SparseBucket]:
     """Divide parameters into buckets: the same on all ranks, which have the same parameters in the same order."""
     together: list[list[torch.Tensor]] = []
     filling: dict[object, tuple[list[torch.Tensor], int]] = {}  # by kind, with the bytes that it has room for
-    rows = [Rows(name, p, layouts, compression) for p, name in names.items() if layouts.known_rows(p)]
+    rows = [SparseBucket(name, p, layouts, compression) for p, name in names.items() if layouts.known_rows(p)]
     for parameter in names:
         if layouts.known_rows(parameter):
             continue
@@ -205,7 +205,7 @@ def bundles_of(names: dict[torch.Tensor, str], layouts: Layouts, compression: An
             together.append(members)
         members.append(parameter)
         filling[kind] = members, room - size
-    return [*rows, *(Bundle(names[members[0]], members, compression) for members in together)]
+    return [*rows, *(Bucket(names[members[0]], members, compression) for members in together)]
 
 
 def shares_memory(gradient: torch.Tensor) -> bool:
