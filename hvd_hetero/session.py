@@ -37,7 +37,7 @@ class Session:
 
     ``waits_in`` and ``waits_at_the_end_in`` are the beginnings of names of modules in which a thread waits for other
     ranks: anywhere, and once its row of the table has left. The wire gives up on a silent rank after ``gives_up_s``
-    (None: Horovod's, see ``hvd_hetero.watchdog``). Ranks that are threads of one process have a ``crew``,
+    (None: Horovod's, see ``hvd_hetero.watchdog``). Ranks that are threads of one process have a ``thread_group``,
     which carries their signals; no watchdog looks after them, for it would end the process of them all. ``device`` is
     the name of this rank's device, and the size of its memory in bytes (0: not known).
     """
@@ -61,7 +61,7 @@ class Session:
         waits_in: Sequence[str] = ("horovod.",),
         waits_at_the_end_in: Sequence[str] = (),
         gives_up_s: float | None = None,
-        crew: SharesSignals | None = None,
+        thread_group: SharesSignals | None = None,
         device: tuple[str, float] = ("", 0.0),
     ) -> None:
         if not isinstance(patience, Patience | None):
@@ -74,8 +74,8 @@ class Session:
         """The names of the ranks' devices; empty where they have none."""
         if wire is not None and workers > 1:
             said = getattr(policy, "max_micro_batch", None)
-            told = wire.allgather_object((*device, said), name="hetero.devices")
-            names, sizes, bounds = map(list, zip(*told, strict=True))
+            of_ranks = wire.allgather_object((*device, said), name="hetero.devices")
+            names, sizes, bounds = map(list, zip(*of_ranks, strict=True))
             self.devices = names
             require_same_bounds("max_micro_batch", bounds, "give max_micro_batch=[…], with one bound for each rank")
         self.balancer = Balancer(
@@ -132,12 +132,12 @@ class Session:
             self.mixing = wire.broadcast_object(mixing, root_rank=0, name=f"{self.prefix}.mixing")
         # What the watchdog keeps must not lead back here: its thread would keep all of this alive.
         self._watchdog: Watchdog | None = None
-        if wire is not None and crew is None:
-            told = f"{self.prefix}.watchdog"
+        if wire is not None and thread_group is None:
+            exchange = f"{self.prefix}.watchdog"
             self._watchdog = Watchdog(
                 self.balancer,
                 number,
-                lambda payload: wire.allgather_object(payload, name=told),
+                lambda payload: wire.allgather_object(payload, name=exchange),
                 patience=patience,
                 waits_in=waits_in,
                 waits_at_the_end_in=waits_at_the_end_in,
@@ -146,7 +146,7 @@ class Session:
             )
         if self.balancer.plan().ends == "first":
             channel = None if self._watchdog is None else self._watchdog.channel
-            self.balancer.signals = channel if crew is None else crew.signals(number)
+            self.balancer.signals = channel if thread_group is None else thread_group.signals(number)
 
     @property
     def meter(self) -> SpeedMeter:

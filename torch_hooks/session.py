@@ -87,7 +87,7 @@ class TorchSession(Session):
     ) -> None:
         super().__init__(
             policy, wire.rank, wire.size, global_batch, telemetry, wire=wire, waits_in=wire.waits_in,
-            gives_up_s=wire.gives_up_s, crew=wire.crew, device=_device_here(), **options,
+            gives_up_s=wire.gives_up_s, thread_group=wire.thread_group, device=_device_here(), **options,
         )  # fmt: skip
         self.wire = wire
         self.balancer.agreement.remedies = _REMEDIES

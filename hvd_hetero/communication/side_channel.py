@@ -2,7 +2,7 @@
 
 A packet is a header, a body and a tag,
 
-    header = version, kind, sender, generation, nonce        tag = M_K(receiver, header, body)
+    header = version, kind, sender, training, nonce        tag = M_K(receiver, header, body)
 
 with K the key that all ranks of a membership share, and M_K a keyed BLAKE2b of 24 bytes. A packet that fails a check is
 dropped without an answer, after some microseconds. An answer repeats the fresh nonce of its question.
@@ -59,7 +59,7 @@ class SideChannel:
     def __init__(
         self,
         rank: int,
-        generation: int,
+        training: int,
         directory: Directory,
         sockets: Sequence[socket.socket],
         answer: Callable[[], bytes],
@@ -71,7 +71,7 @@ class SideChannel:
         """Ranks that have ever answered."""
         self._finished = self._others_finished = 0  # rounds, by this rank and by another one
         self._rank = rank
-        self._generation = generation
+        self._training = training
         self._key = directory.key
         self._addresses = directory.addresses
         self._sockets = list(sockets)
@@ -132,8 +132,8 @@ class SideChannel:
         head, body, tag = packet[: _HEADER.size], packet[_HEADER.size : -_TAG.size], packet[-_TAG.size :]
         if len(packet) < _HEADER.size + _TAG.size or not hmac.compare_digest(tag, self._tag(self._rank, head, body)):
             return
-        version, kind, sender, generation, nonce = _HEADER.unpack(head)
-        if version != _VERSION or generation != self._generation or not 0 <= sender < len(self._addresses):
+        version, kind, sender, training, nonce = _HEADER.unpack(head)
+        if version != _VERSION or training != self._training or not 0 <= sender < len(self._addresses):
             return
         # Only to addresses that the sender gave through the job's own collective: replaying a question gains nothing.
         if kind == Kind.WHERE and address in self._addresses[sender]:
@@ -153,7 +153,7 @@ class SideChannel:
                 sock.sendto(packet, address)
 
     def _seal(self, receiver: int, kind: Kind, nonce: bytes, body: bytes) -> bytes:
-        head = _HEADER.pack(_VERSION, kind, self._rank, self._generation, nonce)
+        head = _HEADER.pack(_VERSION, kind, self._rank, self._training, nonce)
         return head + body + self._tag(receiver, head, body)
 
     def _tag(self, receiver: int, head: bytes, body: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""Ranks that are threads of one process: a crew whose members meet by name.
+"""Ranks that are threads of one process: a group whose members meet by name.
 
 Each brings a value, the last to come computes the results of all, and each takes its own away. Results are computed
 in the order of ranks, so that a sum has the same bits in every run.
@@ -30,7 +30,7 @@ class Meeting:
 
 
 class SharedSignals:
-    """Signals to the ranks of a crew that one of them has finished the round (``communication.wire.Signals``)."""
+    """Signals between ranks that are threads, when one has finished the round (``communication.wire.Signals``)."""
 
     def __init__(self) -> None:
         self._latest = -1
@@ -118,10 +118,10 @@ class ThreadWire:
     cannot_sum = ()
     gives_up_s = math.inf
 
-    def __init__(self, crew: ThreadGroup, rank: int) -> None:
-        self.crew = crew
+    def __init__(self, thread_group: ThreadGroup, rank: int) -> None:
+        self.thread_group = thread_group
         self.rank = rank
-        self.size = crew.size
+        self.size = thread_group.size
 
     def broadcast_object(self, obj: Any, root_rank: int, name: str) -> Any:
         """Return rank ``root_rank``'s object, on every rank."""
@@ -138,11 +138,11 @@ class ThreadWire:
 
     def done(self, handle: Meeting) -> bool:
         """Return whether the result is there."""
-        return self.crew.is_over(handle)
+        return self.thread_group.is_over(handle)
 
     def result(self, handle: Meeting) -> Any:
         """Return the result, once all ranks have come."""
-        return self.crew.result(self.rank, handle)
+        return self.thread_group.result(self.rank, handle)
 
     def wait(
         self,
@@ -159,7 +159,7 @@ class ThreadWire:
         return self
 
     def _come(self, kind: object, name: str, value: Any, combine: Combine) -> Meeting:
-        return self.crew.come(self.rank, name, kind, value, combine)
+        return self.thread_group.come(self.rank, name, kind, value, combine)
 
 
 _of_this_thread = threading.local()

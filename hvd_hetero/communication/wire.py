@@ -71,7 +71,7 @@ class TensorWire(Wire, Protocol[Tensor]):
         """Types of numbers that it cannot sum."""
 
     @property
-    def crew(self) -> SharesSignals | None:
+    def thread_group(self) -> SharesSignals | None:
         """The shared state of ranks that are threads of one process; None if each is a process."""
 
     def start_sum(self, tensor: Tensor, name: str) -> Handle:

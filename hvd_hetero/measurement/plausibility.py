@@ -51,23 +51,23 @@ class Plausibility:
         # Short rounds, at the end of an epoch, show more of the fixed cost than of the speed.
         if not short:
             self._measure(table)
-        told = table.column("samples_per_s")
-        credible = (told > 0.0) & (told <= self._bounds)
-        if np.count_nonzero(credible) == len(told) and not np.count_nonzero(self._doubted):
+        reported = table.column("samples_per_s")
+        credible = (reported > 0.0) & (reported <= self._bounds)
+        if np.count_nonzero(credible) == len(reported) and not np.count_nonzero(self._doubted):
             self._known = credible
             return table
         # NaN is the speed of a rank before its first measurement.
-        doubtful = ~credible & (self._known | ~np.isnan(told))
+        doubtful = ~credible & (self._known | ~np.isnan(reported))
         before, self._doubted = self._doubted, (self._doubted & ~credible) | doubtful
         self._known |= credible
         if self._logs:
             for rank in np.flatnonzero(before & ~self._doubted).tolist():
                 logger.warning("round %d: what rank %d says of its speed is credible again", round, rank)
             for rank in np.flatnonzero(self._doubted & ~before).tolist():
-                self._say(round, rank, float(told[rank]))
+                self._say(round, rank, float(reported[rank]))
         if not doubtful.any():
             return table
-        return table.replaced("samples_per_s", np.where(self._doubted, math.nan, told))
+        return table.replaced("samples_per_s", np.where(self._doubted, math.nan, reported))
 
     def _measure(self, table: RoundTable) -> None:
         work, busy_s, fixed = table.work, table.busy_s, table.column("fixed_samples")

@@ -129,8 +129,8 @@ class Recorder:
         laps = following.figures("lap_s")
         if any(self._laps):
             for name in _LATE:  # a rank that has lost its stopwatch reports the following round
-                told = zip(following.figures(name), laps, strict=True)
-                self._take(name, [seconds if lap else math.nan for seconds, lap in told])
+                late = zip(following.figures(name), laps, strict=True)
+                self._take(name, [seconds if lap else math.nan for seconds, lap in late])
         if 0.0 < laps[0] < math.inf:
             self._held["elapsed_s"] = laps[0]
         self._release(_known(following.figures("wait_s")))

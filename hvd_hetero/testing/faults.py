@@ -117,11 +117,11 @@ class Faults:
             if not meter.round.micro_batches:
                 self._strike()
 
-        def is_done(*told: Any) -> None:
+        def is_done(*arguments: Any) -> None:
             self._strike_late()
             if self._factor > 1:
                 self._sleep((self._factor - 1) * (self._clock() - self._began_s))
-            done(*told)
+            done(*arguments)
 
         def reported() -> dict[str, float]:
             return {**row(), **self._lie()}

@@ -267,8 +267,8 @@ def _said(code: int) -> str:
 def _raised(stderr: str) -> str:
     """Return the line below the last traceback, which names the exception."""
     _, found, after = re.sub(_RANKS, "", stderr, flags=re.MULTILINE).rpartition(_TRACEBACK)
-    told = [line for line in after.splitlines() if line and not line[0].isspace()]
-    return told[0][:_LONGEST_LINE] if found and told else ""
+    message_lines = [line for line in after.splitlines() if line and not line[0].isspace()]
+    return message_lines[0][:_LONGEST_LINE] if found and message_lines else ""
 
 
 def _tail(title: str, text: str) -> str:

@@ -142,10 +142,10 @@ def run(arguments: list[str]) -> None:
 
 
 def stand_in(preloaded: str, arguments: list[str]) -> None:
-    """Leave the rank to a file's function ``stand_in``; ``preloaded`` names the file, and what the function is told."""
+    """Leave the rank to a file's function ``stand_in``; ``preloaded`` names the file, and its argument."""
     die_with_parent()
-    file, _, told = preloaded.partition(os.pathsep)
-    runpy.run_path(file)["stand_in"](told, arguments)
+    file, _, given = preloaded.partition(os.pathsep)
+    runpy.run_path(file)["stand_in"](given, arguments)
 
 
 if __name__ == "__main__":

@@ -50,19 +50,19 @@ def run_on_threads(function: Callable[[int], Result], ranks: int = 3, timeout_s:
     ``timeout_s`` the stacks of all threads are printed and ``ThreadHangError`` is raised; a thread that does not wait
     for others cannot be ended, and stays as a daemon.
     """
-    crew = ThreadGroup(ranks)
+    thread_group = ThreadGroup(ranks)
     results: dict[int, Result] = {}
     errors: list[tuple[int, BaseException]] = []
 
     def run(rank: int) -> None:
-        become(ThreadWire(crew, rank))
+        become(ThreadWire(thread_group, rank))
         try:
             results[rank] = function(rank)
         except BaseException as error:  # noqa: BLE001 - raised in the caller's thread
             errors.append((rank, error))
-            crew.leave(rank, f"has failed ({type(error).__name__}: {error})")
+            thread_group.leave(rank, f"has failed ({type(error).__name__}: {error})")
         else:
-            crew.leave(rank, "has returned")
+            thread_group.leave(rank, "has returned")
 
     threads = [threading.Thread(target=run, args=(rank,), name=f"rank {rank}", daemon=True) for rank in range(ranks)]
     for thread in threads:
@@ -76,7 +76,7 @@ def run_on_threads(function: Callable[[int], Result], ranks: int = 3, timeout_s:
     if late := [rank for rank, thread in enumerate(threads) if thread.is_alive()]:
         faulthandler.dump_traceback(_STDERR, all_threads=True)
         for rank in late:
-            crew.leave(rank, f"was still at work after {timeout_s:g} s")
+            thread_group.leave(rank, f"was still at work after {timeout_s:g} s")
         raise ThreadHangError(f"ranks {late} were still at work after {timeout_s:g} s; their stacks are above")
     return [results[rank] for rank in range(ranks)]
 

@@ -44,8 +44,8 @@ def judge(
     """
     lost = {rank: seconds for rank, seconds in silent.items() if seconds == seconds}
     busy = [other for other in others if not other.waits]
-    alike = [other for other in others if other.waits and other.stage == mine.stage]
-    apart = [other for other in others if other.waits and other.stage != mine.stage]
+    same_stage = [other for other in others if other.waits and other.stage == mine.stage]
+    other_stage = [other for other in others if other.waits and other.stage != mine.stage]
     limit, waited_s = "silent", mine.for_s
     if lost:
         waited_s = max(lost.values())
@@ -59,13 +59,13 @@ def judge(
         named = _named(_at(rank, hosts) for rank in silent)
         why = f"and {named} never answered: the network may keep UDP packets from it. "
         limit, why = "", why + "Look at its stack (py-spy dump --pid …)."
-    elif apart:
+    elif other_stage:
         # Ranks in different collectives cannot go on if *all* of them wait; a rank at work may still come.
         limit = "deadlock"
         # Each must have been there for as long as it takes from the warning to the end.
-        if any(other.for_s < min(patience.deadlock - patience.warn, patience.deadlock / 2) for other in apart):
+        if any(other.for_s < min(patience.deadlock - patience.warn, patience.deadlock / 2) for other in other_stage):
             waited_s = 0.0
-        named = _named(f"rank {other.rank} in round {other.round}, at {other.where}" for other in apart)
+        named = _named(f"rank {other.rank} in round {other.round}, at {other.where}" for other in other_stage)
         why = f"for {named}, and all ranks wait, in different collectives. {remedy}."
     elif elsewhere := {other.where: other for other in others if other.where != mine.where}:
         named = _named(f"rank {other.rank}, at {other.where}" for other in elsewhere.values())
@@ -84,7 +84,7 @@ def judge(
         then = f" The job ends after {ends_s:g} s of it (Patience({limit}=…))."
     text = f"rank {mine.rank} has waited for {mine.for_s:.0f} s in round {mine.round}, at {mine.where}, {why}{then}"
     # Ranks at the same stage see the same, so only the first of them speaks.
-    first = all(mine.rank < other.rank for other in alike)
+    first = all(mine.rank < other.rank for other in same_stage)
     return Judgement(text, ends, first or ends, silence=bool(lost))
 
 

@@ -42,7 +42,7 @@ _SHARED = ("PlanMismatchError", "HorovodInternalError", "PeerLostError", "Horovo
 
 
 @dataclass
-class _Told:
+class _Wait:
     """What was reported of one wait, and since when other ranks are silent in it."""
 
     since: float
@@ -69,7 +69,7 @@ class Watchdog:
     def __init__(
         self,
         balancer: Balancer,
-        generation: int,
+        training: int,
         gather: Callable[[bytes], Sequence[bytes]],
         *,
         patience: Patience | None = None,
@@ -89,7 +89,7 @@ class Watchdog:
         self._last_words = last_words
         self._end = end
         self._thread: threading.Thread | None = None
-        self._told = _Told(-math.inf, 0.0)
+        self._wait = _Wait(-math.inf, 0.0)
         self._closed = False
         self._heard_of_failure = False
         self.channel: SideChannel | None = None
@@ -109,7 +109,7 @@ class Watchdog:
             return
         self._hosts = directory.hosts
         where = self._progress.where
-        channel = SideChannel(balancer.rank, generation, directory, sockets, lambda: where().encode(), self._hear)
+        channel = SideChannel(balancer.rank, training, directory, sockets, lambda: where().encode(), self._hear)
         self.channel = channel
         atexit.register(self._tell_if_failed)  # runs before Horovod's, which is older and ends the others' collectives
         name = f"hvd-hetero-watchdog-{balancer.rank}"
@@ -198,17 +198,17 @@ class Watchdog:
         missing = set(range(workers)) - {mine.rank, *channel.answers}
         if self._progress.where().for_s < mine.for_s:
             return  # it has made progress meanwhile
-        if self._told.since != self._progress.since:
-            self._told = _Told(self._progress.since, self.patience.warn)
-        told, now = self._told, time.monotonic()
-        told.silent_since = {rank: told.silent_since.get(rank, now) for rank in missing}
-        silent = {rank: now - at if rank in channel.heard else math.nan for rank, at in told.silent_since.items()}
+        if self._wait.since != self._progress.since:
+            self._wait = _Wait(self._progress.since, self.patience.warn)
+        wait, now = self._wait, time.monotonic()
+        wait.silent_since = {rank: wait.silent_since.get(rank, now) for rank in missing}
+        silent = {rank: now - at if rank in channel.heard else math.nan for rank, at in wait.silent_since.items()}
         finding = judge(mine, others, silent, self.patience, remedy, self._hosts, self._gives_up_s)
         if finding.ends:
             self.end_others(finding.text)
             self._end_here(finding.text)
-        elif mine.for_s >= told.says_at or (finding.silence and not told.of_silence):
-            told.says_at, told.of_silence = max(told.says_at, 2 * mine.for_s), finding.silence
+        elif mine.for_s >= wait.says_at or (finding.silence and not wait.of_silence):
+            wait.says_at, wait.of_silence = max(wait.says_at, 2 * mine.for_s), finding.silence
             if finding.speaks:
                 logger.warning("%s", finding.text)
 

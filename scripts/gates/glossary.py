@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 GLOSSARY = "docs/glossary.md"
 # Programs after the papers say "scheme" as the papers do. A changelog tells what things were called.
 KEPT = re.compile(
-    r"CHANGELOG\.md|docs/glossary\.md|benchmarks/|packaging/|scripts/gates/glossary\.py|tests/.*test_glossary\.py"
+    r"CHANGELOG\.md|docs/glossary\.md|(tests/unit/)?benchmarks/|packaging/|scripts/gates/glossary\.py|tests/.*test_glossary\.py"
 )
 
 

@@ -12,8 +12,8 @@ A *link* joins a host to the switch. With r its rate, a packet of b bits leaves 
 
     t = max(now, end of the packet before) + b / r,        reaches the switch at t + delay,
 
-and leaves the receiver's link no sooner than b / r (of that link) after the packet before. So delays count once, on
-the way out, as netem's would on the sender's interface, and the slower of the two links limits the flow. What would
+and leaves the receiver's link no sooner than b / r (of that link) after the packet before. So delays count once, when
+it leaves, as netem's would on the sender's interface, and the slower of the two links limits the flow. What would
 wait longer than a buffer holds is dropped, and so are packets of a link that is cut, those on their way included.
 
 The namespaces have no names. They end with this process and the last one inside, so a killed run leaves nothing. This

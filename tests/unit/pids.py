@@ -8,7 +8,7 @@ _PATIENT_S = 10.0
 
 
 def ended(*pids):
-    """Whether all end within some seconds: a process that was killed runs on for a moment, on its way out."""
+    """Whether all end within some seconds: a process that was killed runs on for a moment."""
     until_s = time.monotonic() + _PATIENT_S
     while any(map(_runs, pids)):
         if time.monotonic() > until_s:

@@ -17,7 +17,7 @@ def wire_here() -> TorchWire:
     """Return the wire of this thread, if it is a rank; else Horovod's or torch.distributed's, whichever runs."""
     # Neither is imported before it is used, since it need not be installed.
     if (mine := here()) is not None:
-        return TorchThreadWire(mine.crew, mine.rank)
+        return TorchThreadWire(mine.thread_group, mine.rank)
     if _horovod_runs():
         from torch_hooks.wires.horovod import HorovodWire
 

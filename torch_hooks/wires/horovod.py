@@ -22,7 +22,7 @@ class HorovodWire:
     failure = HorovodInternalError
     waits_in = ("horovod.", "torch_hooks.wires.waiting")
     cannot_sum = (torch.bfloat16,)
-    crew = None
+    thread_group = None
 
     def __init__(self) -> None:
         if not hvd.is_initialized():

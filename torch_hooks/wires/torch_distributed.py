@@ -82,7 +82,7 @@ class _Group:
         "torch_hooks.wires.torch_distributed",
     )  # fmt: skip
     cannot_sum = ()
-    crew = None
+    thread_group = None
 
     def __init__(self, wire: ProcessGroupWire | None, track: _Track) -> None:
         self._made_by = wire  # None: this is the wire itself

@@ -14,12 +14,12 @@ from hvd_hetero.communication.thread_wire import here
 from hvd_hetero.testing import run_on_threads
 
 
-def channels(size, generation=5):
+def channels(size, training=5):
     def make(rank):
         sockets, troubles = listen()
         gather = partial(here().allgather_object, name="addresses")
         directory = gather_directory(rank, size, sockets, troubles, gather)
-        return SideChannel(rank, generation, directory, sockets, lambda: b"here is %d" % rank, lambda *_: None)
+        return SideChannel(rank, training, directory, sockets, lambda: b"here is %d" % rank, lambda *_: None)
 
     return run_on_threads(make, size)
 
@@ -89,9 +89,9 @@ def test_signals_of_strangers_and_of_another_training_are_not_heard():
     first, second = channels(2)
     theirs = next(sock for sock in first._sockets if sock.getsockname()[0] == "127.0.0.1").getsockname()
     packet = second._seal(0, Kind.FINISHED, bytes(16), b"7")
-    second._generation, mine = 6, second._generation
+    second._training, mine = 6, second._training
     of_another = second._seal(0, Kind.FINISHED, bytes(16), b"7")
-    second._generation = mine
+    second._training = mine
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
         for wrong in (packet[:-1] + bytes([packet[-1] ^ 1]), of_another):
             stranger.sendto(wrong, theirs)

@@ -100,7 +100,7 @@ def test_a_state_of_other_readers_is_refused_for_samples_came_in_another_order(m
         make(0).load_state_dict(make(2).state_dict())
 
 
-def test_mistakes_are_told_with_the_way_out():
+def test_mistakes_are_told_with_a_remedy():
     with pytest.raises(ValueError, match=r"rank 1.*no samples.*stream='whole'"):
         shards(0, rank=1).take(RoundPlan.of([1, 1]), 1)
     for wrong in (0, -1):

@@ -135,7 +135,7 @@ def test_a_framework_whose_version_is_not_known_is_named(site):
         plan.find_frameworks({})
 
 
-def test_no_framework_is_an_error_with_a_way_out(site):
+def test_no_framework_is_an_error_with_a_remedy(site):
     """A mere directory called torch is not torch, and the error says what to install."""
     (site / "torch").mkdir()
     with pytest.raises(HorovodBuildError, match=r"torch.*tensorflow.*pip install torch"):

@@ -174,22 +174,22 @@ def test_what_cannot_be_built_says_why_and_what_to_do():
 def test_a_loop_builds_its_model_and_broadcasts_what_is_new_at_the_beginning_of_an_epoch(monkeypatch):
     model, balance = keras.Sequential([keras.layers.Dense(1)]), LoadBalance("bsp", global_batch=4)
     starts, session = [], balance._session
-    plain, witnesses = session.start, []
+    plain, norms = session.start, []
     monkeypatch.setattr(session, "start", lambda *pair: starts.append(pair) or plain(*pair))
     start_rounds = session.calls.start
-    monkeypatch.setattr(session.calls, "start", lambda *pair: witnesses.append(pair[1]) or start_rounds(*pair))
+    monkeypatch.setattr(session.calls, "start", lambda *pair: norms.append(pair[1]) or start_rounds(*pair))
     balance.start(model, optimizer := keras.optimizers.Adam())
     batches = resize_batches((X, Y), balance)
     next(balance.batches(batches))
     assert len(starts) == 2
-    assert not session.common_start.lacks([*model.weights, *witnesses[-1]])
-    assert len(witnesses[-1]) == 2, "ranks that part are found out"
+    assert not session.common_start.lacks([*model.weights, *norms[-1]])
+    assert len(norms[-1]) == 2, "ranks that part are found out"
     next(balance.batches(batches))
     assert len(starts) == 2, "nothing is new"
     model.add(keras.layers.Dense(1))
     next(balance.batches(batches))
     assert starts == [(model, optimizer)] * 3
-    assert len(witnesses[-1]) == 4
+    assert len(norms[-1]) == 4
 
 
 def codebook():

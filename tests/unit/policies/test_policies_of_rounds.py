@@ -300,6 +300,6 @@ def test_local_updates_are_in_the_plan():
         (lambda: RoundPlan((1,), (1,), ends="last"), r"ends.* 'last'"),
     ],
 )
-def test_what_cannot_be_is_refused_with_the_way_out(make, message):
+def test_what_cannot_be_is_refused_with_a_remedy(make, message):
     with pytest.raises(ValueError, match=message):
         make()

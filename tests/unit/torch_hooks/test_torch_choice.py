@@ -42,7 +42,7 @@ def test_a_process_group_is_found_and_its_wire_stays_the_same(group):
     wire = wire_here()
     assert isinstance(wire, ProcessGroupWire)
     assert wire_here() is wire
-    assert (wire.rank, wire.size, wire.crew) == (0, 1, None)
+    assert (wire.rank, wire.size, wire.thread_group) == (0, 1, None)
     assert timeout_of(wire._group) == timedelta(seconds=77)
 
 

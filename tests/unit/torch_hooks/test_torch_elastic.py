@@ -380,7 +380,7 @@ def test_without_automatic_commits_the_place_is_that_of_the_last_one():
     assert loader.epoch_at_hand == 1
 
 
-def test_shards_are_refused_with_the_way_out():
+def test_shards_are_refused_with_a_remedy():
     class Shard(IterableDataset):
         def __iter__(self):
             return iter(X)

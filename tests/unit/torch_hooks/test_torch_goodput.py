@@ -199,7 +199,7 @@ def refused(case, message):
         run_on_threads(case, 2)
 
 
-def test_what_cannot_adapt_is_refused_with_a_way_out():
+def test_what_cannot_adapt_is_refused_with_a_remedy():
     refused(lambda rank: LoadBalance("non-blocking", global_batch=changing()), "decides more")
     refused(lambda rank: LoadBalance("bsp", global_batch=changing()).also(), "several optimizers")
 

@@ -1,4 +1,4 @@
-"""What sums gradients or shards parameters by itself is refused by name, with the way out."""
+"""What sums gradients or shards parameters by itself is refused by name, with a remedy."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def test_a_heat_map_shows_the_worst_rank_of_each_row():
     assert over.cost.rows.argmax(axis=0).tolist() == [row] * 20
 
 
-def test_the_verdict_names_the_rank_its_cause_and_the_way_out():
+def test_the_verdict_names_the_rank_its_cause_and_the_remedy():
     run = steady()
     found = figures(run, replayed=False)
     cause = Cause("cpu", "Its CPU was throttled.", "Raise the limit.")
