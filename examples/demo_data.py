@@ -94,16 +94,16 @@ def hand_set_batches(options: argparse.Namespace, shares: list[int], rank: int) 
 
 def judge(losses: Mapping[str, float], rounds: int, global_batch: int) -> tuple[bool, str]:
     """Return whether the trainings reached the same loss, low if they were long enough, with a sentence about it."""
-    told = ", ".join(f"{name} {loss:.3f}" for name, loss in losses.items())
+    each = ", ".join(f"{name} {loss:.3f}" for name, loss in losses.items())
     apart = float(np.ptp(list(losses.values())))  # NaN if one is
     if not apart <= SPREAD:
         return False, (
-            f"The final losses differ: {told}. All three train on the same samples in the same order, and may differ "
+            f"The final losses differ: {each}. All three train on the same samples in the same order, and may differ "
             f"by {SPREAD:g}, as seeds do. Run it again, and report it if it stays so."
         )
     most = LEARNT if rounds >= ROUNDS else LEARNS
     if rounds >= LEAST_ROUNDS and global_batch >= GLOBAL_BATCH and not max(losses.values()) <= most:
-        return False, f"The network has not learnt: {told}. Every loss must be at most {most:g} after {rounds} rounds."
+        return False, f"The network has not learnt: {each}. Every loss must be at most {most:g} after {rounds} rounds."
     return True, (
         f"The final losses are {apart:.4f} apart; seeds differ by {SPREAD:g}. All three trained on the same samples in "
         f"the same order. Guessing gives {math.log(CLASSES):.2f}, and {ROUNDS} rounds give below {LEARNT:g}."

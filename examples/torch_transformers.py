@@ -37,7 +37,7 @@ class Slow(BertForSequenceClassification):
         return super().forward(*inputs, **named)
 
 
-class Told(TrainerCallback):
+class PrintAccuracy(TrainerCallback):
     """Print the accuracy after each epoch."""
 
     def __init__(self, balance: LoadBalance, test: list[Sample]) -> None:
@@ -101,7 +101,7 @@ def main() -> None:
             model=model, args=arguments, train_dataset=samples[:1500], data_collator=padded,
             balance=LoadBalance("lb-bsp", global_batch=32),  # which is the default policy
         )  # fmt: skip
-        trainer.add_callback(Told(trainer.balance, samples[1500:]))
+        trainer.add_callback(PrintAccuracy(trainer.balance, samples[1500:]))
         trainer.train()
         trainer.balance.close()
     torch.distributed.destroy_process_group()

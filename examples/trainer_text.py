@@ -34,7 +34,7 @@ class Slow(LlamaForCausalLM):
         return super().forward(*inputs, **named)
 
 
-class Told(TrainerCallback):
+class PrintAccuracy(TrainerCallback):
     """Print how many of the next words are guessed after each epoch."""
 
     def __init__(self, balance: LoadBalance, test: list[dict[str, torch.Tensor]]) -> None:
@@ -85,7 +85,7 @@ def main() -> None:
             model=model, args=arguments, train_dataset=training, data_collator=padded,
             balance=LoadBalance("lb-bsp", global_batch=64),  # which is the default policy
         )  # fmt: skip
-        trainer.add_callback(Told(trainer.balance, test))
+        trainer.add_callback(PrintAccuracy(trainer.balance, test))
         trainer.train()
         trainer.balance.close()
     torch.distributed.destroy_process_group()

@@ -209,8 +209,8 @@ class TorchSession(Session):
                 "also() is for optimizers that DistributedOptimizer wraps; wrap them, or scale the sum of all losses "
                 "beside your own reducer"
             )
-        rests = self.policy.may_rest or not all(self.balancer.plan().samples)
-        if rests or not (self.policy.shares_alone and self.sums_gradients):
+        some_idle = self.policy.may_rest or not all(self.balancer.plan().samples)
+        if some_idle or not (self.policy.shares_alone and self.sums_gradients):
             raise ValueError(
                 f"policy {self.policy.name!r} needs a reducer of this package here, since not all ranks would do "
                 "equally many micro-batches, or sum gradients; wrap the optimizer before the loop: optimizer = "

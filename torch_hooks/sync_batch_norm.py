@@ -27,7 +27,7 @@ from hvd_hetero.errors import HeteroError, RoundStateError
 from torch_hooks.load_balance import LoadBalance
 from torch_hooks.session import TorchSession
 
-_WAY_OUT = (
+_REMEDY = (
     "every rank must do the same number of micro-batches, and at least one: use policy='lb-bsp' without may_rest, or "
     "'bsp', and a BalancedLoader, which sees to it; or a normalisation that needs no other rank, such as GroupNorm"
 )
@@ -70,7 +70,7 @@ class SyncBatchNorm(_BatchNorm):
         policy, micro_batches = session.policy, session.balancer.plan().micro_batches
         one_each = policy.keeps_total and set(micro_batches) == {1}  # looked at again in each round
         if policy.may_rest or not (policy.shares_alone or one_each) or not all(micro_batches):
-            raise ValueError(f"policy {policy.name!r} does not go with SyncBatchNorm: {_WAY_OUT}")
+            raise ValueError(f"policy {policy.name!r} does not go with SyncBatchNorm: {_REMEDY}")
         session.waits_in_layers = session.wire.size > 1
         self._session = session
         self._name = f"{session.prefix}.{name}"
@@ -136,7 +136,7 @@ class SyncBatchNorm(_BatchNorm):
         if plan.ends == "first" or plan.local or len(set(plan.micro_batches)) > 1:
             raise HeteroError(
                 f"round {balancer.rounds} has {', '.join(map(str, plan.micro_batches))} micro-batches under policy "
-                f"{self._session.policy.name!r}, and SyncBatchNorm would wait for ever: {_WAY_OUT}"
+                f"{self._session.policy.name!r}, and SyncBatchNorm would wait for ever: {_REMEDY}"
             )
 
     def _track(self, mean: torch.Tensor, variance: torch.Tensor, count: float) -> None:

@@ -157,7 +157,7 @@ class JoinedMetrics:
         sum, mean, maximum or minimum becomes rank 0's, with a warning. Figures of the latest batch are averaged.
         """
         if not self._names:  # an eager step may tell compile's metrics in a dictionary of their own
-            inner = {name: v for told in logs.values() if isinstance(told, dict) for name, v in told.items()}
+            inner = {name: v for entry in logs.values() if isinstance(entry, dict) for name, v in entry.items()}
             logs = {name: value for name, value in logs.items() if not isinstance(value, dict)} | inner
         names = self._names or set(logs)
         of_batch = sorted(names - self.of_state().keys())
@@ -195,9 +195,9 @@ class JoinedMetrics:
         # If micro-batches are gathered, the traced step has no update, and what it trains might be advanced, too.
         apart = set() if self._gathers else set(names_of(trained))
         candidates = [v for v in advanced_variables(model) if v._unique_id not in apart]
-        alike = [*trained, *optimizer_variables(model.optimizer)]
+        same_on_all_ranks = [*trained, *optimizer_variables(model.optimizer)]
         # A stock layer's work in a branch is not seen.
-        self.advanced = [*of_no_batch(graph, handles, updates, candidates, alike), *spectral_vectors(model)]
+        self.advanced = [*of_no_batch(graph, handles, updates, candidates, same_on_all_ranks), *spectral_vectors(model)]
         with tf.init_scope():
             # Variables that the step makes are traced twice before it runs, and have no value the first time.
             new = [v for v in self.state() if v._unique_id not in self._base and _has_value(v)]

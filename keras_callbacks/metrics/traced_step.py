@@ -73,13 +73,14 @@ def updates_in(graph: Any, handles: Mapping[str, tf.Variable]) -> dict[str, Upda
 
 def of_no_batch(
     graph: Any, handles: Mapping[str, tf.Variable], updates: Mapping[str, Update], variables: Iterable[tf.Variable],
-    alike: Iterable[tf.Variable],
+    same_on_all_ranks: Iterable[tf.Variable],
 ) -> list[tf.Variable]:  # fmt: skip
     """Return the variables that a step advances only by variables and constants, so that all ranks do the same.
 
-    What they are made of must be the same on all ranks: ``alike``, unchanged by the step, or one of themselves.
+    What they are made of must be the same on all ranks: one of ``same_on_all_ranks``, unchanged by the step, or one of
+    themselves.
     """
-    same = {v._unique_id for v in alike}
+    same = {v._unique_id for v in same_on_all_ranks}
     found: dict[str, tuple[tf.Variable, set[str]]] = {}
     for variable in variables:
         update = updates.get(variable._unique_id)

@@ -52,14 +52,14 @@ def broken_links(page: Path, root: Path = ROOT) -> Iterator[str]:
 def wrong_navigation(settings: str, root: Path = ROOT) -> Iterator[str]:
     """Yield pages that are not in the navigation exactly once, and entries that do not exist."""
     navigation = re.search(r"^nav:\n((?: .*\n)+)", settings, re.MULTILINE)
-    told = re.findall(r": (\S+\.md)$", navigation[1], re.MULTILINE) if navigation else []
+    listed = re.findall(r": (\S+\.md)$", navigation[1], re.MULTILINE) if navigation else []
     pages = {path.relative_to(root / "docs").as_posix() for path in (root / "docs").rglob("*.md")}
-    for name in sorted(pages - set(told)):
+    for name in sorted(pages - set(listed)):
         yield f"mkdocs.yml: docs/{name} is not in the navigation"
-    for name in sorted(set(told) - pages):
+    for name in sorted(set(listed) - pages):
         if name not in MADE or not (root / MADE[name]).exists():
             yield f"mkdocs.yml: {name} in the navigation does not exist"
-    for name in sorted({name for name in told if told.count(name) > 1}):
+    for name in sorted({name for name in listed if listed.count(name) > 1}):
         yield f"mkdocs.yml: {name} is in the navigation more than once"
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch.utils.data import default_collate
 
-_WAY_OUT = (
+_GIVE_WEIGHT_OF = (
     "give BalancedLoader weight_of=…, a function that returns what the mean loss of a batch is over, such as "
     "weight_of=lambda batch: len(batch[0])"
 )
@@ -34,8 +34,8 @@ class Collate:
         if self._checks and (missing := sum(sample is None for sample in samples)):
             raise ValueError(
                 f"collate_fn must use all samples that it is given, since gradients are weighted by their number, and "
-                f"{missing} of {len(samples)} are None here; {_WAY_OUT}, or let the dataset return another sample "
-                "in the place of one that it cannot read"
+                f"{missing} of {len(samples)} are None here; {_GIVE_WEIGHT_OF}, or let the dataset return "
+                "another sample in the place of one that it cannot read"
             )
         return self._collate(samples)
 
@@ -55,6 +55,7 @@ class Weights:
         weight = float(self._weight_of(batch))
         if not 0.0 <= weight < math.inf:
             raise ValueError(
-                f"weight_of must be finite and at least 0, got {weight} for a batch of {samples} samples; {_WAY_OUT}"
+                f"weight_of must be finite and at least 0, got {weight} for a batch of {samples} samples; "
+                f"{_GIVE_WEIGHT_OF}"
             )
         return weight

@@ -43,9 +43,9 @@ class Allreduce(Synchroniser):
         self._layouts = Layouts(self._names, self._prefix, self._optimizer, trained.wire, as_dense=sparse_as_dense)
         self._buckets: list[Bucket | SparseBucket] = []
         self._carrier: Bucket | None = None
-        """The bundle with room for the table; the last."""
-        self._bundled = b""
-        """Which parameters are trained, as they are bundled."""
+        """The bucket with room for the table; the last."""
+        self._trained_flags = b""
+        """Which parameters were trained when the buckets were made."""
         self._own: list[torch.Tensor] = []
         """The squares of what this rank sends, in a round that is measured."""
         self._squares: Squares | None = None
@@ -70,7 +70,7 @@ class Allreduce(Synchroniser):
         # …_10_tensors.md of benchmarks/results), and rounds of several nothing that shows (speed_torch_half.md).
         weight = self._balancer.gradient.factor
         now = bytes(map(_trained, self._names))
-        changed, self._bundled = now != self._bundled, now
+        changed, self._trained_flags = now != self._trained_flags, now
         if changed:
             self._require_no_gradient_of_frozen()
             # Ranks must agree on what is trained before anything of another size leaves. So the former buckets travel
@@ -79,7 +79,7 @@ class Allreduce(Synchroniser):
             self._send(None)
             self._collect()
             self._layouts.agree()
-            self._bundle_again()
+            self._rebuild_buckets()
         self._own, measures = [], self._balancer.measures(self._every)
         self._send(weight, table=not changed, measures=measures)
         self._collect()
@@ -91,7 +91,7 @@ class Allreduce(Synchroniser):
         self._broken = False
 
     def _require_no_gradient_of_frozen(self) -> None:
-        # The optimizer inside would step by it, and it is in no bundle: each rank would take its own.
+        # The optimizer inside would step by it, and it is in no bucket: each rank would take its own.
         for parameter, name in self._names.items():
             if parameter.grad is not None and not parameter.requires_grad:
                 raise RoundStateError(
@@ -111,7 +111,7 @@ class Allreduce(Synchroniser):
         return (0.0, 0.0, 0.0) if self._squares is None else self._squares.read()
 
     def _send(self, weight: float | None, *, table: bool = True, measures: bool = False) -> None:
-        """Send all bundles, without a weight full of zeros, and the table with the last one that can carry it."""
+        """Send all buckets, without a weight full of zeros, and the table with the last one that can carry it."""
         for bucket in self._buckets:
             numbers = bucket.fill(weight)
             if measures:
@@ -138,7 +138,7 @@ class Allreduce(Synchroniser):
         before = self._buckets if self._carrier is None else self._buckets[:-1]
         return bool(before) and before[-1].summed(self._wire)
 
-    def _bundle_again(self) -> None:
+    def _rebuild_buckets(self) -> None:
         trained = {p: f"{self._prefix}.gradient.{name}" for p, name in self._names.items() if p.requires_grad}
         self._buckets = buckets_of(trained, self._layouts, self._compression)
         # A compressor would round the table's numbers, and from a GPU the host would have to wait for it.
@@ -153,7 +153,7 @@ class Allreduce(Synchroniser):
         self.thawed = True
 
     def _trained(self) -> int:
-        return checksum(self._bundled)
+        return checksum(self._trained_flags)
 
     def _look(self, gradient: torch.Tensor | None) -> None:
         """Note whether a gradient is finite, by some of its numbers: a loss's NaN reaches all of them."""

@@ -248,8 +248,8 @@ class ProcessGroupWire(_Group):
         # call a round trip. Groups of NCCL may run at once if their kernels find room together on the device.
         mine = [track.started if track.held_by() is None else None for track in self._tracks]
         everywhere = self.allgather_object(mine, name="hetero.lines")
-        for track, told in zip(self._tracks, zip(*everywhere, strict=True), strict=True):
-            if told[0] is not None and len(set(told)) == 1:
+        for track, counts in zip(self._tracks, zip(*everywhere, strict=True), strict=True):
+            if counts[0] is not None and len(set(counts)) == 1:
                 return _Group(self, track)
         self._tracks.append(_Track(self._new_group()))
         return _Group(self, self._tracks[-1])

@@ -172,12 +172,12 @@ def keras(versions: Mapping[str, str], environ: Mapping[str, str], backend: str 
 
 def container(quota: float, machine_cores: int, memory_limit: float, memory_used: float, ranks: int) -> Finding:
     """Judge the limits that a container sets; infinite if it sets none."""
-    told = []
+    limits = []
     if quota < machine_cores:
-        told.append(f"CPU limited to {quota:.3g} of {machine_cores} cores")
+        limits.append(f"CPU limited to {quota:.3g} of {machine_cores} cores")
     if memory_limit < math.inf:
-        told.append(f"memory limited to {memory_limit / _GIB:.3g} GiB, {memory_used / _GIB:.3g} used")
-    text = ", ".join(told) or "no limits"
+        limits.append(f"memory limited to {memory_limit / _GIB:.3g} GiB, {memory_used / _GIB:.3g} used")
+    text = ", ".join(limits) or "no limits"
     if quota < min(ranks, machine_cores):
         text += f": {ranks} ranks are stopped for parts of every 100 ms (Kubernetes: raise resources.limits.cpu)"
         return Finding("container", "warning", text, f"docker update --cpus {min(ranks, machine_cores)} CONTAINER")

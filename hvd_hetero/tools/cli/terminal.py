@@ -53,7 +53,7 @@ def _write(console: Console, report: Report) -> None:
     console.print(Text(shown["replayed"], style="dim"))
     if report.worth is not None:
         _table(console, shown["worth"])
-        console.print(Text(shown["worth_told"]))
+        console.print(Text(shown["worth_text"]))
     console.print()
 
 

@@ -88,9 +88,9 @@ def report_of(run: Run, name: str, *, replayed: bool = True) -> Report:
         why = causes(run.take(slice(None, None, every)), found.shares)
     notes = [f"In a run as large as this, causes are looked for in 1 round of {every}."] if every > 1 else []
     notes += _missing(run, found, {**impossible(run), "work": np.nan_to_num(recorded.work) != run.work})
-    told = verdict(found, why)
-    told = replace(told, why=" ".join(filter(None, (told.why, decided_by_memory(run)))))
-    return Report(name, found, why, told, notes, " ".join(filter(None, (_cost_note(run), memory_note(run)))))
+    judged = verdict(found, why)
+    judged = replace(judged, why=" ".join(filter(None, (judged.why, decided_by_memory(run)))))
+    return Report(name, found, why, judged, notes, " ".join(filter(None, (_cost_note(run), memory_note(run)))))
 
 
 def _missing(run: Run, found: Figures, wrong_figures: dict[str, Bools]) -> list[str]:

@@ -108,14 +108,14 @@ class Cause:
     """What to do."""
 
 
-def causes(run: Run, told: Shares | None = None) -> list[Cause | None]:
-    """Return for each rank why it was slow; None: it was not. ``told``: the shares of the run, if they are known."""
-    found = Slowness.of(run, told)
+def causes(run: Run, known_shares: Shares | None = None) -> list[Cause | None]:
+    """Return the cause of each slow rank; None: it is not slow. ``known_shares``: those of the run, if computed."""
+    found = Slowness.of(run, known_shares)
     if not len(found.run.round):
         return [None] * run.workers
     # By the plan, because a rank that was given samples and did none was too late, and is not idle.
-    rests = np.median(run.plan, axis=0) == 0
-    return [_rests(run, i) if rests[i] else cause for i, cause in enumerate(_of_slowness(found))]
+    without_samples = np.median(run.plan, axis=0) == 0
+    return [_rests(run, i) if without_samples[i] else cause for i, cause in enumerate(_of_slowness(found))]
 
 
 def _of_slowness(found: Slowness) -> list[Cause | None]:
@@ -147,7 +147,7 @@ def _explained(found: Slowness) -> dict[str, tuple[Floats, Floats]]:
         "memory": run.stalled,
         "garbage": run.collecting,
     }
-    late, told = beyond_s(found.own_s, found.work) > 0, {}
+    late, explained = beyond_s(found.own_s, found.work) > 0, {}
     for kind, column in readings.items():
         share = np.nan_to_num(_mean(run, column))
         # What all ranks share makes none of them slower than others.
@@ -156,15 +156,15 @@ def _explained(found: Slowness) -> dict[str, tuple[Floats, Floats]]:
         # A quota and garbage collections stop each rank at other moments, so half of the common part counts. Any
         # other reading counts by what exceeds the fast ranks' in the rounds in which this rank is slower.
         in_turns = share - common + common * _OF_PAUSES if kind in _PAUSES else np.nan_to_num(_mean(run, more))
-        told[kind] = (ours * (share - common) + (1.0 - ours) * in_turns) * whole, share
+        explained[kind] = (ours * (share - common) + (1.0 - ours) * in_turns) * whole, share
     loop_s = np.clip(found.own_s - run.compute_s - run.input_s, 0.0, None)
     # These two are seconds, not readings, so they count per sample beyond those of the fast ranks.
     for kind, spent_s in {"input": run.input_s, "loop": loop_s}.items():
         beyond = beyond_s(spent_s, found.work).sum(axis=0)
-        told[kind] = _share(beyond, own_s), _share(spent_s.sum(axis=0), own_s)
+        explained[kind] = _share(beyond, own_s), _share(spent_s.sum(axis=0), own_s)
     clock = np.nan_to_num(_mean(run, run.clock))
-    told["clock"] = np.where(clock > 0, 1.0 - _share(clock, _best(clock)), 0.0), clock
-    return told
+    explained["clock"] = np.where(clock > 0, 1.0 - _share(clock, _best(clock)), 0.0), clock
+    return explained
 
 
 def _means(run: Run) -> dict[str, Floats]:
@@ -179,13 +179,13 @@ def _means(run: Run) -> dict[str, Floats]:
 
 
 def _named(
-    found: Slowness, rank: int, told: dict[str, tuple[Floats, Floats]], means: dict[str, Floats]
+    found: Slowness, rank: int, explained: dict[str, tuple[Floats, Floats]], means: dict[str, Floats]
 ) -> Cause | None:
     least = _EXPLAINS * found.slow[rank]
-    best = max(told, key=lambda kind: told[kind][0][rank])
-    if told[best][0][rank] >= least:
+    best = max(explained, key=lambda kind: explained[kind][0][rank])
+    if explained[best][0][rank] >= least:
         evidence, remedy = _TEXTS[best]
-        return Cause(best, evidence.format(share=told[best][1][rank], quota=means["quota"][rank]), remedy)
+        return Cause(best, evidence.format(share=explained[best][1][rank], quota=means["quota"][rank]), remedy)
     # Weaker evidence, the strongest first: it does not say how much of the time was lost.
     faults, memory, cpu = (means[name] for name in ("faults", "memory", "cpu"))
     if faults[rank] - fast(faults) >= _MANY_FAULTS:

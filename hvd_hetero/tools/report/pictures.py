@@ -87,10 +87,12 @@ def _bar(found: Figures) -> Picture:
     names = kinds_of(found.workers)
     shares = [found.ideal, *(found.kinds[kind] for kind in names)]
     looks = ["k-ideal", *(f"k-{kind}" for kind in names)]
-    told = f"{found.ideal:.0%} ideal, " + ", ".join(f"{found.kinds[kind]:.0%} {name}" for kind, name in names.items())
+    description = f"{found.ideal:.0%} ideal, " + ", ".join(
+        f"{found.kinds[kind]:.0%} {name}" for kind, name in names.items()
+    )
     lines = zip(shares, looks, ["computing: the ideal", *names.values()], percents(shares), strict=True)
     legend = tuple((look, f"{name} {text}") for share, look, name, text in lines if share >= 0.0005)
-    return Picture("All of the time", box(_bars(shares, looks), told), kind="bar", legend=legend)
+    return Picture("All of the time", box(_bars(shares, looks), description), kind="bar", legend=legend)
 
 
 def _time(found: Figures, top: float) -> Picture:
@@ -100,9 +102,9 @@ def _time(found: Figures, top: float) -> Picture:
         above = below + np.maximum(np.nan_to_num(values), 0.0)  # what is below zero counts as nothing
         areas.append(_area(below, above, top, f"area k-{look}", steps=True))
         below = above
-    told = f"Time of a round over the run, by kind; from 0 to {top * scale:.3g} {unit}"
+    description = f"Time of a round over the run, by kind; from 0 to {top * scale:.3g} {unit}"
     note = f"{unit} in a round, over the rounds; colours as above"
-    return _over_rounds(found, [*_grid(top * scale), *areas], top * scale, "The time of a round", told, note)
+    return _over_rounds(found, [*_grid(top * scale), *areas], top * scale, "The time of a round", description, note)
 
 
 def _curves(found: Figures, shown: Curves, top: float, title: str, note: str, *, seconds: bool = False) -> Picture:
@@ -114,15 +116,15 @@ def _curves(found: Figures, shown: Curves, top: float, title: str, note: str, *,
         shapes = [_area(rows[i], rows[-1 - i], top, f"band band{outer - i} c0") for i in range(outer)]
         shapes.append(line(rows[outer], top, "c0"))
         how = " Bands: all ranks, four fifths, half of them; the line is the median."
-    note, told = f"{unit}{', ' if unit else ''}{note}{how}", f"{title} over the rounds, {note}"
-    return _over_rounds(found, [*_grid(top * scale), *shapes], top * scale, title, told, note, legend)
+    note, description = f"{unit}{', ' if unit else ''}{note}{how}", f"{title} over the rounds, {note}"
+    return _over_rounds(found, [*_grid(top * scale), *shapes], top * scale, title, description, note, legend)
 
 
 def _over_rounds(
-    found: Figures, shapes: list[str], top: float, title: str, told: str, note: str, legend: Legend = ()
+    found: Figures, shapes: list[str], top: float, title: str, description: str, note: str, legend: Legend = ()
 ) -> Picture:
     marks = tuple((y / top, number(y)) for y in ticks(top)) if top > 0 else ((0.0, "0"),)
-    return Picture(title, box(shapes, told), note, "plot", _rounds(found), marks, legend)
+    return Picture(title, box(shapes, description), note, "plot", _rounds(found), marks, legend)
 
 
 def _cost(found: Figures, top: float) -> Picture:
@@ -176,11 +178,11 @@ def ticks(top: float, most: int = 5) -> list[float]:
     return [i * apart for i in range(int(top / apart * (1 + 1e-9)) + 1)]
 
 
-def box(shapes: Iterable[str], told: str, *, wide: int = WIDE, high: int = HIGH, kind: str = "") -> Shapes:
-    """Return the element that holds shapes; ``told`` describes it to people who do not see it."""
+def box(shapes: Iterable[str], description: str, *, wide: int = WIDE, high: int = HIGH, kind: str = "") -> Shapes:
+    """Return the element that holds shapes; ``description`` describes it to people who do not see it."""
     return Shapes(
         f'<svg viewBox="0 0 {wide} {high}" preserveAspectRatio="none" role="img" class="{html.escape(kind)}">'
-        f"<title>{html.escape(told)}</title>{''.join(shapes)}</svg>"
+        f"<title>{html.escape(description)}</title>{''.join(shapes)}</svg>"
     )
 
 

@@ -55,11 +55,11 @@ class Slowness:
         return np.maximum(self.lag, self.turns)
 
     @classmethod
-    def of(cls, run: Run, told: Shares | None = None) -> Slowness:
-        """Return how slow the ranks are; zeros if no round counts. ``told``: shares that are known already."""
+    def of(cls, run: Run, known_shares: Shares | None = None) -> Slowness:
+        """Return how slow the ranks are; zeros if no round counts. ``known_shares``: shares that are known already."""
         did = work(run)
         lost = attribute(run, did)
-        told = told if told is not None else shares(lost, counted(run))
+        known_shares = known_shares if known_shares is not None else shares(lost, counted(run))
         # Rounds whose waiting is not known, such as the last, say nothing of what a rank needed for itself.
         known = counted(run) & np.isfinite(run.wait_s + run.compute_s + run.input_s).all(axis=1)
         some = run.take(known)
@@ -67,12 +67,12 @@ class Slowness:
         done = ((did.samples + did.fixed) * of_typical_size(run, did.fixed_each))[known]
         speed = mean_speed(speeds(run, did)[counted(run)])
         if not len(own_s):
-            return cls(some, told, own_s, done, speed, np.zeros(run.workers), np.zeros(run.workers))
+            return cls(some, known_shares, own_s, done, speed, np.zeros(run.workers), np.zeros(run.workers))
         with np.errstate(divide="ignore", invalid="ignore"):
             # Not finite for a rank without samples.
             pace = own_s.sum(axis=0) / done.sum(axis=0)
             lag = np.where(np.isfinite(pace), np.clip(1.0 - fast(pace) / pace, 0.0, 1.0), 0.0)
-        return cls(some, told, own_s, done, speed, np.nan_to_num(lag), _turns(lost, known, own_s, done))
+        return cls(some, known_shares, own_s, done, speed, np.nan_to_num(lag), _turns(lost, known, own_s, done))
 
 
 def beyond_s(spent_s: Floats, work: Floats) -> Floats:

@@ -62,7 +62,6 @@ class Table:
 def contents(report: Report) -> dict[str, Any]:
     """Return what is shown of a run, by the names that the page's template has."""
     found, worth = report.figures, report.worth
-    told = [f"Unknown: {found.no_alternatives}"] if worth is None else worth_sentences(worth, report.verdict.next)
     return {
         "name": report.name,
         "facts": _facts(found),
@@ -77,8 +76,15 @@ def contents(report: Report) -> dict[str, Any]:
         "alternatives": _alternatives_table(found),
         "replayed": _replay_note(found),
         "worth": worth and worth_table(worth, report.prices),
-        "worth_told": " ".join(told),
+        "worth_text": _worth_text(report),
     }
+
+
+def _worth_text(report: Report) -> str:
+    """Return what each rank is worth, in sentences."""
+    if report.worth is None:
+        return f"Unknown: {report.figures.no_alternatives}"
+    return " ".join(worth_sentences(report.worth, report.verdict.next))
 
 
 def side_by_side(reports: Sequence[Report]) -> dict[str, Any]:
@@ -195,13 +201,13 @@ def _replay_note(found: Figures) -> str:
 def _causes_table(report: Report) -> Table:
     """Return the named causes, the most costly ranks first; a slow network only for ranks that hold others up."""
     cost = report.figures.ranks.cost
-    alike: dict[tuple[str, str], list[int]] = {}
+    ranks_by_cause: dict[tuple[str, str], list[int]] = {}
     for rank in np.argsort(-cost, kind="stable").tolist():
         cause = report.causes[rank]
         if cause is not None and (cost[rank] >= _WORTH_A_WORD or cause.kind != "network"):
-            alike.setdefault((cause.evidence, cause.remedy), []).append(rank)
-    rows = tuple((listed(ranks, _NAMED), *words) for words, ranks in [*alike.items()][:_WORST])
-    return Table(("rank", "why", "way out"), rows, words=frozenset({1, 2}))
+            ranks_by_cause.setdefault((cause.evidence, cause.remedy), []).append(rank)
+    rows = tuple((listed(ranks, _NAMED), *words) for words, ranks in [*ranks_by_cause.items()][:_WORST])
+    return Table(("rank", "why", "remedy"), rows, words=frozenset({1, 2}))
 
 
 def worth_table(worth: Worth, prices: Sequence[float] = ()) -> Table:

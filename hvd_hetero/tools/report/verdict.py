@@ -47,20 +47,20 @@ class Verdict:
 def _told(
     causes: Sequence[Cause | None], ranks: list[int], subject: list[int]
 ) -> tuple[tuple[str, ...], list[str], list[str]]:
-    """Return kinds, evidence and ways out of ``ranks``, one for each kind: its first rank's.
+    """Return kinds, evidence and remedies of ``ranks``, one for each kind: its first rank's.
 
     Evidence names its rank, unless the verdict speaks of no other.
     """
-    alike: dict[str, tuple[Cause, list[int]]] = {}
+    by_kind: dict[str, tuple[Cause, list[int]]] = {}
     for rank in ranks:
         if (cause := causes[rank]) is not None:
-            alike.setdefault(cause.kind, (cause, []))[1].append(rank)
+            by_kind.setdefault(cause.kind, (cause, []))[1].append(rank)
     evidence = []
-    for kind, (cause, same) in alike.items():
+    for kind, (cause, same) in by_kind.items():
         several = f"{_named(same)}: {KINDS[kind]}. " if len(same) > 1 else ""
         evidence.append(several + (cause.evidence if subject == same[:1] else f"Rank {same[0]}: {cause.evidence}"))
-    ways = [(f"{_named(same)}: " if len(alike) > 1 else "") + cause.remedy for cause, same in alike.values()]
-    return tuple(alike), evidence, ways
+    remedies = [(f"{_named(same)}: " if len(by_kind) > 1 else "") + cause.remedy for cause, same in by_kind.values()]
+    return tuple(by_kind), evidence, remedies
 
 
 def verdict(found: Figures, causes: Sequence[Cause | None]) -> Verdict:
@@ -139,7 +139,7 @@ def _nothing(found: Figures, scatter: list[int]) -> Verdict:
 
 
 def _slow(found: Figures, slow: list[int], causes: Sequence[Cause | None], of_all: Verdict | None) -> Verdict:
-    (kinds, evidence, ways), cost = _told(causes, slow, slow), float(found.ranks.cost[slow].sum())
+    (kinds, evidence, remedies), cost = _told(causes, slow, slow), float(found.ranks.cost[slow].sum())
     alone = len(slow) == 1
     be, have, who, rest = ("is", "has", "It", "rests") if alone else ("are", "have", "They", "rest")
     what = {"share": f"{have} too large a share", "rests": rest}.get("".join(kinds), f"{be} slow")
@@ -148,15 +148,15 @@ def _slow(found: Figures, slow: list[int], causes: Sequence[Cause | None], of_al
     hidden = max(found.kinds, key=found.kinds.__getitem__) in ("transfer", "between")
     also = f", and the {_largest(found, besides)}" if besides or hidden else "."
     text = f"{_named(slow)} {what}. {who} held all others up for {percent(cost)} of the time{also}"
-    next_ways = dict.fromkeys([*ways, *_gain(found), *([besides.next] if besides else [])])
-    return Verdict(text, " ".join(evidence), " ".join(next_ways), "slow", kinds)
+    remedies_of_all = dict.fromkeys([*remedies, *_gain(found), *([besides.next] if besides else [])])
+    return Verdict(text, " ".join(evidence), " ".join(remedies_of_all), "slow", kinds)
 
 
 def _late(found: Figures, late: list[int], causes: Sequence[Cause | None], of_all: Verdict | None) -> Verdict:
     cost = float(found.ranks.cost[late].sum())
-    kinds, evidence, ways = _told(causes, late, late)
+    kinds, evidence, remedies = _told(causes, late, late)
     if not kinds:
-        kinds, evidence, ways = _told(causes, _slow_ranks(found, causes), late)
+        kinds, evidence, remedies = _told(causes, _slow_ranks(found, causes), late)
         share, speed = float(found.ranks.cost_input[late].sum()) / cost, found.ranks.of_best_rank[late[0]]
         pace = f"works at {speed:.0%} of the fastest rank's speed" if np.isfinite(speed) else "shows no speed"
         known = f"{share:.0%} of this went into waiting for data." if share >= 0.5 else f"Rank {late[0]} {pace}."
@@ -165,8 +165,8 @@ def _late(found: Figures, late: list[int], causes: Sequence[Cause | None], of_al
     also = f", and the other ranks together for {rest:.0%}" if rest >= LEAST else ""
     besides = f" The {_largest(found, of_all)}" if of_all else ""
     text = f"{_named(late)} held all others up for {percent(cost)} of the time{also}.{besides}"
-    next_ways = dict.fromkeys([*ways, *_gain(found), *([of_all.next] if of_all else [])])
-    remedy = " ".join(next_ways) or "Look at what this rank does, and what else runs there."
+    remedies_of_all = dict.fromkeys([*remedies, *_gain(found), *([of_all.next] if of_all else [])])
+    remedy = " ".join(remedies_of_all) or "Look at what this rank does, and what else runs there."
     return Verdict(text, " ".join(evidence), remedy, "late", kinds)
 
 

@@ -17,35 +17,38 @@ def leave_out(worth: Worth) -> str:
     return f"Leave out rank {best.worker}: {_gain(best.times)}."
 
 
-def worth_sentences(worth: Worth, said: str = "") -> list[str]:
-    """Return what to do, if it is not ``said``, how many times the fastest rank all are worth, and what tells more."""
-    best, whole, told = worth.each[-1], worth.times_fastest, []
-    if sure := leave_out(worth):
-        told += [] if sure in said else [sure]
+def worth_sentences(worth: Worth, shown: str = "") -> list[str]:
+    """Return whom to leave out, how fast all ranks are beside the fastest one alone, and what would narrow the ranges.
+
+    Advice that the reader has seen already, in ``shown``, is not repeated.
+    """
+    best, whole, sentences = worth.each[-1], worth.times_fastest, []
+    if certain := leave_out(worth):
+        sentences += [] if certain in shown else [certain]
     elif best.times.most >= 1.0 + _NOTABLE:
-        told.append(
+        sentences.append(
             f"Rank {best.worker} may or may not be worth its place: without it, {_gain(best.times)}. "
             "One minute without it tells."
         )
     else:
-        told.append("Every rank is worth its place." if len(worth.each) == worth.workers else "No rank hurts.")
+        sentences.append("Every rank is worth its place." if len(worth.each) == worth.workers else "No rank hurts.")
     if len(worth.each) < worth.workers:
-        told.append(f"Of {worth.workers:,} ranks, the {len(worth.each)} slowest were asked about.")
-    told.append(
+        sentences.append(f"Of {worth.workers:,} ranks, the {len(worth.each)} slowest were asked about.")
+    sentences.append(
         f"All ranks together do {whole.likely:.2f} times ({whole.least:.2f} to {whole.most:.2f}) what "
         f"rank {worth.fastest} does alone."
     )
     if worth.transfer_open:
-        told.append(
+        sentences.append(
             "The record does not tell how long fewer ranks take for a transfer. If the slow link is that of the rank "
             "left out, the upper end is near. One minute without a rank tells."
         )
     if worth.fixed_open:
-        told.append(
+        sentences.append(
             "The record does not tell what a micro-batch costs besides its samples. Epochs that end with a short round "
             "do."
         )
-    return told
+    return sentences
 
 
 def _gain(times: Rate) -> str:

@@ -99,16 +99,16 @@ def _worker(values: dict[str, Any], where: str, folder: Path) -> Worker:
         )
     slope_s = slope_ms / 1e3 if speed is None else 1.0 / speed
     compute = _made(where, Compute, slope_s, values["fixed_ms"] / 1e3, values["saturation"], values["memory_limit"])
-    told = {} if values["drivers"] is None else read(values["drivers"], _DRIVERS, f"{where}.drivers")
-    if told:
-        told["memory"] = told["memory"] and _availability(told["memory"], f"{where}.drivers.memory", folder)
+    drivers = {} if values["drivers"] is None else read(values["drivers"], _DRIVERS, f"{where}.drivers")
+    if drivers:
+        drivers["memory"] = drivers["memory"] and _availability(drivers["memory"], f"{where}.drivers.memory", folder)
     return Worker(
         compute,
         _availability(values["availability"], f"{where}.availability", folder),
         tuple(_variation(entry, f"{where}.variation", folder) for entry in values["variation"]),
         None if mbps is None else mbps * _BYTES_PER_MBIT,
         _availability(values["link"], f"{where}.link", folder),
-        Drivers(**told),
+        Drivers(**drivers),
     )
 
 

@@ -59,7 +59,7 @@ class Description:
 
 
 def read_description(path: str | Path) -> Description:
-    """Read and check a file; an error names the place in it, the rule, the value and a way out."""
+    """Read and check a file; an error names the place in it, the rule, the value and the remedy."""
     file = Path(path)
     where = named(file.name)
     try:

@@ -85,16 +85,16 @@ def fixed_samples(
     sizes = samples / micro_batches
     typical = float(np.median(sizes))
     betas = typical * _SHARES / (1.0 - _SHARES)
-    alike = (np.diff(sizes) == 0) & (np.diff(micro_batches) == 0)
+    unchanged = (np.diff(sizes) == 0) & (np.diff(micro_batches) == 0)
     each_s = np.log(seconds / micro_batches)
     # From the mean of up to four equal rounds, so that the noise of the longer series does not count.
-    change_s = each_s[1:] - _recent(each_s, paired & alike)[:-1]
-    told = paired & ~alike
+    change_s = each_s[1:] - _recent(each_s, paired & unchanged)[:-1]
+    informative = paired & ~unchanged
     # One or two pairs may be an accident, so the cost is not identified: the estimate is 0, and anything is possible.
-    if told.sum() < _LEAST_PAIRS:
+    if informative.sum() < _LEAST_PAIRS:
         return FixedSamples(Fixed(0.0), Fixed(0.0), Fixed(float(betas[-1])))
-    before, after = sizes[:-1][told], sizes[1:][told]
-    once_before, once_after = 1.0 / micro_batches[:-1][told], 1.0 / micro_batches[1:][told]
+    before, after = sizes[:-1][informative], sizes[1:][informative]
+    once_before, once_after = 1.0 / micro_batches[:-1][informative], 1.0 / micro_batches[1:][informative]
     # Bounded by what the rank has timed: else a strange short round of few micro-batches passes for a large cost of
     # a round, and moves that of a micro-batch.
     bound = most_round_s / float(np.median(seconds / micro_batches))
@@ -109,15 +109,15 @@ def fixed_samples(
             beta = some[:, None, None]
             gamma = per_round[:, None] * (typical + beta)
             ratio = (after + beta + gamma * once_after) / (before + beta + gamma * once_before)
-            return np.asarray(change_s[told] - np.log(ratio))
+            return np.asarray(change_s[informative] - np.log(ratio))
 
         parts = 1 + len(betas) * len(per_round) * len(before) // _MOST_ERRORS
         return np.concatenate([figure(errors(some)) for some in np.array_split(betas, parts)])
 
-    same = np.abs(change_s[paired & alike])
+    same = np.abs(change_s[paired & unchanged])
     # As in epochs of two rounds: then equal rounds count, whatever lies between them.
     if len(same) < _LEAST_PAIRS:
-        same = np.abs(change_s[alike])
+        same = np.abs(change_s[unchanged])
     scatter = float(of_each(lambda errors: np.median(np.abs(errors), axis=-1)).min())
     noise = max(1.4826 * max(scatter, float(np.median(same)) if len(same) else 0.0), _LEAST_NOISE)
     free = max(len(before) - (2 if len(per_round) > 1 else 1), 1)

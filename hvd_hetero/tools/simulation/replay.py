@@ -200,23 +200,23 @@ def _fixed(run: Run, busy_s: Floats, wait_s: Floats, cut: Ints, known: NDArray[n
     # The forecast for round k + 1 saw the line of round k, and that for round k the line before.
     foreseen = np.append(np.False_, (np.abs(np.diff(drivers)) >= _SAME_DRIVER)[:, :-1].any(axis=0))
     sizes = np.log(np.maximum(samples, 1) / counts)
-    alike = np.diff(samples * 1.0 / counts) == 0
-    drifts = ~alike & (np.abs(np.diff(sizes)) < _LEAST_CHANGE)
+    unchanged = np.diff(samples * 1.0 / counts) == 0
+    drifts = ~unchanged & (np.abs(np.diff(sizes)) < _LEAST_CHANGE)
     planned = short | (~foreseen & ~drifts & whole[:-1])
     paired = follows & known[1:, rank] & known[:-1, rank] & whole[1:] & (whole | even)[:-1] & planned
     # Of the start-up less is left out than elsewhere: one odd pair does no harm, and a run of long rounds has few.
     used = np.flatnonzero(known[:, rank])
     used = warm if len(warm := used[used >= _COLD_ROUNDS]) else used
-    done, cuts, seconds = samples[used].astype(np.float64), counts[used].astype(np.float64), busy_s[used, rank]
+    done, batch_counts, seconds = samples[used].astype(np.float64), counts[used].astype(np.float64), busy_s[used, rank]
     first_s, pairs = wait_s[used, rank], paired[used[:-1]] & (np.diff(used) == 1)
     once_s = run.once_s[used, rank]
     most_s = float(np.median(once_s)) if (once_s > 0).all() else math.inf
-    found = fixed_samples(done, cuts, seconds, pairs, most_round_s=most_s)
+    found = fixed_samples(done, batch_counts, seconds, pairs, most_round_s=most_s)
     waiting = float(np.median(first_s / seconds))
     if not waiting > _LEAST_WAITING:
         return found
-    alone = fixed_samples(done, cuts, seconds - first_s, pairs, most_round_s=most_s)
-    return if_it_waits_once(found, alone, done, cuts, waiting)
+    alone = fixed_samples(done, batch_counts, seconds - first_s, pairs, most_round_s=most_s)
+    return if_it_waits_once(found, alone, done, batch_counts, waiting)
 
 
 def _readings(run: Run, keep: NDArray[np.int64], rank: int) -> tuple[Resources, ...]:
@@ -245,8 +245,8 @@ def _usable(run: Run) -> NDArray[np.int64]:
 
 def _filled(amount: Floats, seconds: Floats, known: NDArray[np.bool_], keep: Ints) -> Floats:
     """Return the pace of each kept round, or of the one before; if none is known of them, the latest of the run."""
-    told = keep[known[keep]] if known[keep].any() else np.flatnonzero(known)[-1:]
-    rounds = told[np.maximum(np.searchsorted(told, keep, side="right") - 1, 0)]
+    measured = keep[known[keep]] if known[keep].any() else np.flatnonzero(known)[-1:]
+    rounds = measured[np.maximum(np.searchsorted(measured, keep, side="right") - 1, 0)]
     return np.asarray(amount[rounds] / seconds[rounds])
 
 

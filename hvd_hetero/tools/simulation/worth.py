@@ -192,8 +192,8 @@ def _computing_s(machines: Replay, cluster: Cluster, factors: Floats, stay: Sequ
     """Return the mean seconds of a round until the last of these workers is done; those that rested may do nothing."""
     run, totals = machines.run, machines.totals
     # Ranks that were idle in most rounds get samples only if the round is sooner with them.
-    rests = np.median(run.plan[list(machines.kept)], axis=0) == 0
-    awake = [i for i in stay if not rests[i]]
+    idle = np.median(run.plan[list(machines.kept)], axis=0) == 0
+    awake = [i for i in stay if not idle[i]]
     sooner_s = _computing_s(machines, cluster, factors, awake) if 0 < len(awake) < len(stay) else math.inf
     devices, limits = Devices([cluster.workers[i].compute for i in stay]), run.limit[-1, list(stay)].astype(np.float64)
     beta, total_s = devices.intercept_s / devices.slope_s, 0.0
