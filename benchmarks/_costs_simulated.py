@@ -77,7 +77,7 @@ class Job:
         for balancer in self.balancers:
             order = SharedPermutation(len(lengths))
             if by_cost:
-                fit = balancer.meter.learner.learns_costs()
+                fit = balancer.meter.learner.enable_costs()
                 order.costs = SampleCosts.of(lengths, balancer.policy, fit, len(lengths), None, shared=True)
             self._cutters.append(Cutter(order, balancer.planner, balancer.rank))
             self._cutters[-1].begin()

@@ -131,14 +131,14 @@ class Balancer:
             self.policy.predictor(), clock, readings, self.planner.typical_size, hindrances,
             profile=self.policy.profile(), weighs_fixed_cost=self.planner.fixed_costs is not None,
         )  # fmt: skip
-        self._take_bound()
+        self._use_bound()
         self.gradient = GradientWeight()
         self._state = _State.AGREED
         self._work = MicroBatch(self.plan(), 0)
         self._wait_s = (math.nan, math.nan)
         """Of the last round: this rank's wait, and the transfer in it."""
         self._agreed_at = clock()
-        self._heard: RoundTable | None = None
+        self._table: RoundTable | None = None
         self._reset_round()
 
     @property
@@ -149,9 +149,9 @@ class Balancer:
     def bound(self, bounds: Sequence[int]) -> None:
         """Let each rank's micro-batches hold at most so many samples; before the first round, alike on all ranks."""
         self.planner.bound(bounds)
-        self._take_bound()
+        self._use_bound()
 
-    def _take_bound(self) -> None:
+    def _use_bound(self) -> None:
         mine = int(self.planner.room.said[self.rank])
         self.meter.memory.said = mine if mine < NO_BOUND else 0
 
@@ -263,17 +263,17 @@ class Balancer:
             if not end.ends_before(meter.busy_s, meter.round.once_s, meter.round.micro_batches + 1):
                 return False
         # The paper's rule: a rank that did part of its share also takes a smaller step.
-        if self.policy.weighs_twice:
+        if self.policy.shrinks_early_steps:
             self.gradient.factor *= self.samples_so_far / self._work.plan.samples[self.rank]
         self._work = replace(self._work, last=True, foreseen=foreseen)
         return True
 
-    def out_of_memory(self, *, cramped: bool = False, again: bool = False) -> int:
+    def out_of_memory(self, *, memory_in_use: bool = False, again: bool = False) -> int:
         """Note that the current micro-batch does not fit, and return how large its parts may be.
 
-        The next table shows the limit to every rank, and plans keep to it from then on. If something else may still
-        have held memory (``cramped``), the failure says nothing about the size. ``again``: what the round had gathered
-        is lost, so all of the round is done again.
+        The next table shows the limit to every rank, and plans keep to it from then on. ``memory_in_use``: something
+        else may still have held memory, so the failure says nothing about the size. ``again``: what the round had
+        gathered is lost, so all of the round is done again.
         """
         self._expect(_State.COMPUTING)
         size = self._work.samples
@@ -286,11 +286,11 @@ class Balancer:
             self._reset_round()
         else:
             self._state = _State.PAUSED  # also of the first: the round goes on
-        parts = max(int(self.meter.failed(math.ceil(size * each), cramped=cramped) / each), 1)
+        parts = max(int(self.meter.failed(math.ceil(size * each), memory_in_use=memory_in_use) / each), 1)
         logger.warning(DONE_IN_PARTS, self.rounds, self.rank, size, parts, self.meter.limit)
         return parts
 
-    def not_done_again(self, when: str) -> HeteroError:
+    def out_of_memory_error(self, when: str) -> HeteroError:
         """Return the error of this rank, which has run out of memory while its work cannot be done again."""
         round, line = self.rounds - (not self.in_round), self.meter.memory.fitted_line
         return HeteroError(
@@ -357,8 +357,8 @@ class Balancer:
     def receive_table(self, summed: list[float] | npt.NDArray[Any]) -> None:
         """Take the table, which has arrived; raise on every rank if the ranks disagree about what must be equal."""
         self._expect(_State.SYNCHRONISING)
-        self._heard = RoundTable(summed, self.workers)
-        self.agreement.require(self.rounds, self._heard)
+        self._table = RoundTable(summed, self.workers)
+        self.agreement.require(self.rounds, self._table)
 
     def agree(self, summed: list[float] | npt.NDArray[Any] | None = None) -> float:
         """Decide the next plan, and return the factor for the summed gradient.
@@ -369,19 +369,19 @@ class Balancer:
         now = self.meter.batch.clock()
         if summed is not None:
             self.receive_table(summed)
-        assert self._heard is not None, "hear() comes first"
-        table, self._heard = self._heard, None
+        assert self._table is not None, "receive_table() comes first"
+        table, self._table = self._table, None
         # If layers exchanged, too, the table has one time for all transfers; the last one's own is not known.
         self._wait_s = now - self.meter.batch.done_at, math.nan if self.meter.round.held_s > 0 else table.transfer_s
         finished = FinishedRound(self.rounds, self._work.epoch, self._work.plan, table, now - self._agreed_at)
         self.planner.learn(finished)
-        self.planner.advance(table.total)
-        self._tell(finished)
+        self.planner.count_update(table.total)
+        self._notify(finished)
         self._agreed_at = now
         planned, weights = self.gradient.planned(self._work), table.column("weight")
         used = float(weights.sum())
         self.meter.end_round(now)
-        self._know_fixed_cost()
+        self._use_learned_costs()
         self._state = _State.AGREED
         self.gradient.rescale = 1.0
         # By the weights of any rank, since all ranks must raise, or rescale, together.
@@ -390,16 +390,16 @@ class Balancer:
             raise ValueError(WEIGHS_NOTHING.format(finished.round))
         if weighed:
             self.gradient.of_sample = used / finished.plan.total
-        return planned / used if used and not self.policy.weighs_twice else 1.0
+        return planned / used if used and not self.policy.shrinks_early_steps else 1.0
 
     # The noise of gradients (``hvd_hetero.measurement.gradient_noise``).
 
-    def measures(self, every: int) -> bool:
+    def measures_noise(self, every: int) -> bool:
         """Return whether the squares of this round's gradients are taken, as those of one round of ``every``.
 
         Not where a gradient's size says how much a rank has done.
         """
-        return self.workers > 1 and self.rounds % every == 0 and not self.policy.weighs_twice
+        return self.workers > 1 and self.rounds % every == 0 and not self.policy.shrinks_early_steps
 
     def square_factors(self, correction: float) -> tuple[float, float, float]:
         """Return this rank's samples of the round just agreed, and what turns squares into those of mean gradients.
@@ -422,7 +422,7 @@ class Balancer:
         self._expect(_State.COMPUTING)
         self.meter.done(self._work.samples, self._work.gradient_weight, self._work.figures)
         short = self.planner.is_short(self._work.plan)
-        self.planner.go_on()
+        self.planner.move_on()
         self._agreed_at = self.meter.batch.clock()
         self._state = _State.AGREED
         return self._work, short
@@ -430,10 +430,10 @@ class Balancer:
     def agree_late(self, finished: FinishedRound, *, short: bool) -> None:
         """Decide the latest plan again, by a late table of finished rounds."""
         self.planner.revise(finished, short=short)
-        self._tell(finished)
-        self._know_fixed_cost()
+        self._notify(finished)
+        self._use_learned_costs()
 
-    def _tell(self, finished: FinishedRound) -> None:
+    def _notify(self, finished: FinishedRound) -> None:
         if self.planner.noise.rounds:
             finished = replace(finished, noise_scale=self.planner.noise.scale)
         self.finished = finished
@@ -443,13 +443,15 @@ class Balancer:
         if self.observer is not None:
             self.observer(finished)
 
-    def _know_fixed_cost(self) -> None:
+    def _use_learned_costs(self) -> None:
         learner = self.meter.learner
         if learner.pace is not None and self.planner.fixed_costs is not None:
             learner.pace.set_fixed_cost(float(self.planner.fixed_costs.samples[self.rank]))
         costs, rule = learner.costs, self.planner.rule(self.planner.rounds_ahead)
         if costs is not None and self.finished is not None and rule != LENGTHS:
-            costs.agree(rule, *(float(self.finished.table.column(name).sum()) for name in ("work", "samples")))
+            costs.set_agreed_rule(
+                rule, *(float(self.finished.table.column(name).sum()) for name in ("work", "samples"))
+            )
 
     def require_finite(self) -> None:
         """Raise if some rank's gradient of the round just agreed is not finite: the update is about to be made."""
@@ -485,7 +487,7 @@ class Balancer:
 
     # A change of membership, between two rounds.
 
-    def go_on(self, common: Mapping[str, Any], prospects: Sequence[tuple[float, int]], *, same_ranks: bool) -> bool:
+    def resume(self, common: Mapping[str, Any], prospects: Sequence[tuple[float, int]], *, same_ranks: bool) -> bool:
         """Continue in a new membership, from a state that all ranks share; return whether its plans still hold.
 
         They do if ranks, policy and global batch are the same. Otherwise the policy renegotiates the shares by all

@@ -70,7 +70,7 @@ class MembershipState:
         """True if this rank has committed anything; a newcomer has not."""
         return self.own is not None
 
-    def keep(self, balancer: Balancer, place: Mapping[str, Any] | None = None, *, mixes: bool = False) -> None:
+    def capture(self, balancer: Balancer, place: Mapping[str, Any] | None = None, *, mixes: bool = False) -> None:
         """Keep the state of this moment, between two rounds. Nothing is sent."""
         self.common = balancer.state_dict()
         self.own = self.common.pop("pace")
@@ -88,7 +88,7 @@ class MembershipState:
         self.common, self.place, self.rates_for = state["common"], state["place"], state["rates_for"]
         self.own, self._rank = own, None if own is None else rank
 
-    def share(self, wire: Wire) -> SharedState:
+    def broadcast(self, wire: Wire) -> SharedState:
         """Return rank 0's state, for all to ``accept``; the first collective call of a membership."""
         mine = (self.common, self.place, self.mixes, self.resets, self.rates_for)
         return SharedState(*wire.broadcast_object(mine, root_rank=0, name="elastic.common"))
@@ -111,10 +111,10 @@ class MembershipState:
         )  # fmt: skip
         return global_batch / before if scales else 1.0
 
-    def take_up(self, balancer: Balancer, wire: Wire, prefix: str) -> bool:
+    def resume(self, balancer: Balancer, wire: Wire, prefix: str) -> bool:
         """Continue from the last commit; return whether the ranks are the very same as then, or there was none.
 
-        A collective call, before the first round of a membership and after ``share``.
+        A collective call, before the first round of a membership and after ``broadcast``.
         """
         common = self.common
         if common is None:
@@ -126,7 +126,7 @@ class MembershipState:
         came_from, prospects = zip(*ranks, strict=True)
         # The number of ranks is the commit's: its first few ranks alone are another membership.
         same = list(came_from) == list(range(common["workers"]))
-        if balancer.go_on(common, prospects, same_ranks=same):
+        if balancer.resume(common, prospects, same_ranks=same):
             return True
         if balancer.rank == 0:
             logger.warning(
@@ -194,7 +194,7 @@ class Member:
     def save(self) -> None:
         """Keep everything as it is now; ``commit()`` calls this."""
         if (session := self._session) is not None:
-            self._membership.keep(session.balancer, self._place(), mixes=session.mixing is not None)
+            self._membership.capture(session.balancer, self._place(), mixes=session.mixing is not None)
         self._save_parts()
         super().save()  # type: ignore[misc]
         self._save_values()
@@ -218,7 +218,7 @@ class Member:
         self._leave()
         self._go_back()
         self._membership.resets += 1
-        Session.goes_on = True
+        Session.resumes = True
 
     def check_host_updates(self) -> None:
         """Raise if hosts have come or gone, so that the ranks meet again."""
@@ -266,7 +266,7 @@ class Member:
         """Return rank 0's state; the first collective call of a membership."""
         self._leave()
         self._pace.begin()
-        return self._membership.share(wire)
+        return self._membership.broadcast(wire)
 
     def _accept_state(self, shared: SharedState) -> None:
         """Accept rank 0's state, which is complete now."""
@@ -281,7 +281,7 @@ class Member:
             session.close()
             self._former = weakref.ref(session)
 
-    def _take_up(self, session: Any) -> bool:
+    def _follow_session(self, session: Any) -> bool:
         """Follow the session of a new membership; return whether its ranks are the last commit's."""
         numbered = (session.balancer.rank, session.balancer.workers)
         if session is self._former() or numbered != (session.wire.rank, session.wire.size):
@@ -296,7 +296,7 @@ class Member:
         self._scale_rates(self._membership.rate_factor(batch, scales=self.scale_learning_rate))
         if self._noticed_at is not None:
             session.balancer.next_round_over = functools.partial(self._recovered, session)
-        return self._membership.take_up(session.balancer, session.wire, session.prefix)
+        return self._membership.resume(session.balancer, session.wire, session.prefix)
 
     def _save_values(self) -> None:
         # Unlike Horovod's, a copy: what changes in place must not change in the commit.

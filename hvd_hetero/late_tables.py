@@ -54,7 +54,7 @@ class LateTables:
         return len(self._rounds) >= self.every
 
     @property
-    def untold(self) -> bool:
+    def unsent(self) -> bool:
         """Whether finished rounds are in no row yet."""
         return bool(self._rounds)
 

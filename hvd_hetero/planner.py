@@ -106,7 +106,7 @@ class Planner(Kept):
         if (self.room.said < NO_BOUND).any():
             self.policy.max_micro_batch = tuple(bounds)  # type: ignore[attr-defined]
 
-    def keep_in_step(self, micro_batches: int, *, exactly: bool = True) -> None:
+    def require_equal_counts(self, micro_batches: int, *, exactly: bool = True) -> None:
         """All ranks do equally many micro-batches from now on, so many at least: shares keep to what these hold."""
         self.room = self.room._replace(least=micro_batches, exactly=exactly)
         if exactly and (lack := self.room.lack(self.global_batch)):
@@ -137,7 +137,7 @@ class Planner(Kept):
         """Note how many samples the present epoch has, the same on every rank; None: not known."""
         self.epoch_samples = math.inf if samples is None else samples
 
-    def advance(self, samples: int) -> None:
+    def count_update(self, samples: int) -> None:
         """Count the progress of an update with so many samples, alike on all ranks, and decide its ``rate_factor``."""
         if self.goodput is not None:
             self.rate_factor = self.goodput.advance(samples, self.noise)
@@ -185,10 +185,10 @@ class Planner(Kept):
     def learn(self, finished: FinishedRound) -> None:
         """Decide one more plan, after the ranks have agreed on the present round."""
         short = self.is_short(finished.plan)
-        self.go_on()
+        self.move_on()
         self.revise(finished, short=short)
 
-    def go_on(self) -> None:
+    def move_on(self) -> None:
         """End the present round: the latest plan holds for one round more, unless a table changes it."""
         self._plans.append(self._plans[-1])
         self._plans.popleft()

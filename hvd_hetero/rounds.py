@@ -149,7 +149,7 @@ class RoundPlan:
         few = total < busy.sum()
         return tuple(proportional(self.samples, total, minimum=0 if few else busy).tolist())
 
-    def in_step(self, least: int = 1, largest: npt.ArrayLike = 0) -> RoundPlan:
+    def with_equal_counts(self, least: int = 1, largest: npt.ArrayLike = 0) -> RoundPlan:
         """Return the same samples in equally many micro-batches on all ranks, at least ``least``, none empty.
 
         No micro-batch holds more than ``largest`` samples (0: any number), one number or one per rank. Shares that are

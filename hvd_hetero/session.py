@@ -36,13 +36,13 @@ class Session:
     """One rank's part of one training: its balancer, telemetry, signals, watchdog, and a prefix for names on the wire.
 
     ``waits_in`` and ``waits_at_the_end_in`` are the beginnings of names of modules in which a thread waits for other
-    ranks: anywhere, and once its row of the table has left. The wire gives up on a silent rank after ``gives_up_s``
-    (None: Horovod's, see ``hvd_hetero.watchdog``). Ranks that are threads of one process have a ``thread_group``,
-    which carries their signals; no watchdog looks after them, for it would end the process of them all. ``device`` is
-    the name of this rank's device, and the size of its memory in bytes (0: not known).
+    ranks: anywhere, and once its row of the table has left. Collectives fail ``collective_timeout_s`` after a rank fell
+    silent (None: Horovod's time, see ``hvd_hetero.watchdog``). Ranks that are threads of one process have a
+    ``thread_group``, which carries their signals. No watchdog looks after them, since it would end them all.
+    ``device`` is the name of this rank's device, and the size of its memory in bytes (0: not known).
     """
 
-    goes_on: ClassVar[bool] = False
+    resumes: ClassVar[bool] = False
     """True if this process has trained before, in another membership: then no trouble with a file may end the job."""
 
     def __init__(
@@ -60,7 +60,7 @@ class Session:
         patience: Patience | None = None,
         waits_in: Sequence[str] = ("horovod.",),
         waits_at_the_end_in: Sequence[str] = (),
-        gives_up_s: float | None = None,
+        collective_timeout_s: float | None = None,
         thread_group: SharesSignals | None = None,
         device: tuple[str, float] = ("", 0.0),
     ) -> None:
@@ -113,7 +113,7 @@ class Session:
                     policy=self.policy.name,
                     workers=workers,
                     global_batch=self.balancer.planner.global_batch,
-                    goes_on=self.goes_on,
+                    goes_on=self.resumes,
                 )
                 self._record()
         if progress and rank == 0:
@@ -141,7 +141,7 @@ class Session:
                 patience=patience,
                 waits_in=waits_in,
                 waits_at_the_end_in=waits_at_the_end_in,
-                gives_up_s=gives_up_s,
+                collective_timeout_s=collective_timeout_s,
                 last_words=self._recorder.last_words,
             )
         if self.balancer.plan().ends == "first":
@@ -154,7 +154,7 @@ class Session:
         return self.balancer.meter
 
     @property
-    def goes_by_time(self) -> bool:
+    def depends_on_time(self) -> bool:
         """True if it matters when work is done: to the plans, or because the first rank to be done ends a round."""
         return self.policy.measures or self.balancer.plan().ends == "first"
 

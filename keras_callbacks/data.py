@@ -107,7 +107,7 @@ def resize_batches(
         if cost_of is not None:
             costs = (lambda sample: sample[-1]) if is_stream and callable(cost_of) else cost_of
             largest = bounds_of_ranks("max_micro_batch_cost", max_micro_batch_cost, balancer.workers)
-            fit, length = balancer.meter.learner.learns_costs(), None if is_stream else order.size
+            fit, length = balancer.meter.learner.enable_costs(), None if is_stream else order.size
             order.costs = SampleCosts.of(costs, session.policy, fit, length, largest, shared=stream != "shard")
         has_micro_batches = max_micro_batch_cost is not None
         return RoundQueue(

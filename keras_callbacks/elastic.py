@@ -138,7 +138,7 @@ class KerasState(Member, ObjectState):  # type: ignore[misc]
     def _follow(self, session: FitSession) -> None:
         if session is self._session:
             return
-        same_ranks = self._take_up(session)
+        same_ranks = self._follow_session(session)
         session.elastic = True
         place, queue = self._membership.place, session.course.queue
         if place is not None:

@@ -38,9 +38,9 @@ class FitSession(Session):
                 "local_layers go with averaged gradients only; use sync='allreduce' and a policy that does not update "
                 "locally"
             )
-        device = device_here(self.policy.name, timed=self.goes_by_time)
+        device = device_here(self.policy.name, timed=self.depends_on_time)
         # Ranks on CPUs follow those with a device, since all must send the same messages in the same order.
-        devices = int(wire.sum(int(device is not None), f"{self.prefix}.devices")) if self.goes_by_time else 0
+        devices = int(wire.sum(int(device is not None), f"{self.prefix}.devices")) if self.depends_on_time else 0
         self.course = FitCourse(wire, self.prefix, callback)
         self.calls = RoundCalls(self, self.course, device, apart=devices > 0)
         self.common_start = CommonStart(wire, self.prefix, tuple(local_layers))
@@ -52,7 +52,7 @@ class FitSession(Session):
     @property
     def weighs(self) -> bool:
         """True if each gradient of a round counts by its weight in the sum over all ranks, and by nothing else."""
-        return self.mixing is None and not (self.policy.weighs_twice or self.policy.updates_locally)
+        return self.mixing is None and not (self.policy.shrinks_early_steps or self.policy.updates_locally)
 
     @property
     def gathers(self) -> bool:

@@ -153,7 +153,7 @@ class TorchState(Member, ObjectState):  # type: ignore[misc]
                 "a loader with stream='shard' cannot be elastic: with other ranks there are other parts, and nobody "
                 "knows which samples of theirs were done; use stream='whole', or data with random access"
             )
-        self._take_up(balance._session)
+        self._follow_session(balance._session)
         self._batches = batches
         if batches is not None:
             if self._membership.place is not None:

@@ -201,7 +201,7 @@ class LoadBalance(LoadBalanceBase):
         self._session.trains_here()
         self._session.require_reducer()
         if self._session.beside is not None:
-            self._session.balancer.planner.keep_in_step(1)
+            self._session.balancer.planner.require_equal_counts(1)
         self._session.end_batch()
         self._session.closed = nothing
         samples = self.batch_size if samples is None else samples

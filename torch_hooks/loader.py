@@ -166,14 +166,14 @@ class BalancedLoader:
         self._largest = max_micro_batch_cost
         if cost_of is not None:
             size = None if self._streams else len(dataset)  # type: ignore[arg-type]  # maps have a length
-            fit = session.balancer.meter.learner.learns_costs()
+            fit = session.balancer.meter.learner.enable_costs()
             largest = bounds_of_ranks("max_micro_batch_cost", max_micro_batch_cost, workers, session.devices)
             order.costs = SampleCosts.of(cost_of, session.policy, fit, size, largest, shared=stream != "shard")
         elif max_micro_batch_cost is not None:
             raise ValueError(NO_COSTS)
         self._cutter = Cutter(order, session.balancer.planner, session.balancer.rank, drop_last=drop_last)
         if self._asks_in_step:
-            self._cutter.keep_in_step(self._in_step, exactly=True)  # it decides how many rounds there are
+            self._cutter.require_equal_counts(self._in_step, exactly=True)  # it decides how many rounds there are
         self._compared = False
         self._compares = check_data and not self._streams
         self._rounds_per_epoch = rounds_per_epoch
@@ -316,8 +316,8 @@ class BalancedLoader:
                 f"least of Goodput(…) must be at least {least}, a sample for each rank and micro-batch, as a reducer "
                 f"of your own and SyncBatchNorm need; got {goodput.least}"
             )
-        self._cutter.keep_in_step(micro_batches, exactly=self._asks_in_step)
-        self._session.balancer.planner.keep_in_step(micro_batches, exactly=self._asks_in_step)
+        self._cutter.require_equal_counts(micro_batches, exactly=self._asks_in_step)
+        self._session.balancer.planner.require_equal_counts(micro_batches, exactly=self._asks_in_step)
 
     def _stops(self) -> bool:
         return self.stop_at is not None and self._session.balancer.rounds >= self.stop_at

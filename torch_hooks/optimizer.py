@@ -142,7 +142,7 @@ class DistributedOptimizer(WrappedOptimizer):
         self._synchroniser = _synchroniser_of(
             session, optimizer, names, compression=packed, sparse_as_dense=sparse_as_dense
         )
-        self._times = DeviceTimes(session.policy.name, session.meter, needed=session.goes_by_time)
+        self._times = DeviceTimes(session.policy.name, session.meter, needed=session.depends_on_time)
         self._times.include(names)
         self._serves = weakref.ref(session)  # which holds this
         self._gathered = Gathered(self._balancer, names, summed=self._synchroniser.keeps_ranks_alike)

@@ -43,7 +43,7 @@ class Shortage:
         self._balancer = balancer
         self._meter = meter
         self._parts = 0
-        self._cramped = False
+        self._memory_in_use = False
         self.end_others: Callable[[str], object] = str
         """A function that ends all other ranks with a message, beside a reducer."""
         self.survives = False
@@ -51,13 +51,13 @@ class Shortage:
         self._micro_batches = 0
         self._failures_seen = _failures()
 
-    def begins(self, *, cramped: bool) -> None:
-        """Begin a micro-batch; ``cramped``: right after one that did not fit."""
+    def begins(self, *, memory_in_use: bool) -> None:
+        """Begin a micro-batch; ``memory_in_use``: right after one that did not fit."""
         self._micro_batches += 1
         if self._micro_batches == 2 and not self.survives and self._meter.learner.profile is not None:
             policy = self._balancer.policy.name
             logger.warning("policy %r tries larger batches than you have tried, %s", policy, _WAY_OUT)
-        self._cramped = cramped
+        self._memory_in_use = memory_in_use
         self._parts = 0  # of one that failed, and was abandoned
 
     @contextmanager
@@ -108,9 +108,9 @@ class Shortage:
                 "where gradients may have left for other ranks, in step() or after it, which is not done again"
             ) from error
         self._failures_seen = _failures()
-        return balancer.out_of_memory(cramped=self._cramped)
+        return balancer.out_of_memory(memory_in_use=self._memory_in_use)
 
     def _fatal(self, when: str) -> HeteroError:
-        error = self._balancer.not_done_again(when)
+        error = self._balancer.out_of_memory_error(when)
         self.end_others(str(error))
         return error

@@ -159,7 +159,7 @@ class SavedTraining:
         # A device's remaining work on these rounds is no part of saving, which would seem too expensive to repeat.
         session.meter.catch_up()
         with self._pace.commit(session.balancer.rounds):
-            membership.keep(session.balancer, self._batches.state_dict())
+            membership.capture(session.balancer, self._batches.state_dict())
             with self._pace.together():
                 own = session.wire.allgather_object((self._host, membership.own), name=f"{session.prefix}.saved")
             with self._all_or_none():
@@ -253,7 +253,7 @@ class SavedTraining:
                 "the global batch was %s and is %d now; learning rates stay as they are",
                 membership.rates_for, session.balancer.planner.global_batch,
             )  # fmt: skip
-        membership.take_up(session.balancer, wire, session.prefix)
+        membership.resume(session.balancer, wire, session.prefix)
         if membership.place is not None:
             self._batches.cutter.load_state_dict(membership.place)
         self._saved_at = session.balancer.rounds

@@ -87,7 +87,8 @@ class TorchSession(Session):
     ) -> None:
         super().__init__(
             policy, wire.rank, wire.size, global_batch, telemetry, wire=wire, waits_in=wire.waits_in,
-            gives_up_s=wire.gives_up_s, thread_group=wire.thread_group, device=_device_here(), **options,
+            collective_timeout_s=wire.collective_timeout_s, thread_group=wire.thread_group, device=_device_here(),
+            **options,
         )  # fmt: skip
         self.wire = wire
         self.balancer.agreement.remedies = _REMEDIES
@@ -157,9 +158,9 @@ class TorchSession(Session):
         for each in self._others:
             each.trains_here()
 
-    def begin(self, work: MicroBatch, input_s: float = 0.0, *, cramped: bool = False, held: bool = False) -> None:
-        """Begin a micro-batch; ``cramped``: right after one that did not fit; ``held``: a part that others follow."""
-        self.shortage.begins(cramped=cramped)
+    def begin(self, work: MicroBatch, input_s: float = 0.0, *, memory_in_use: bool = False, held: bool = False) -> None:
+        """Begin a micro-batch; ``memory_in_use``: right after one that did not fit; ``held``: other parts follow."""
+        self.shortage.begins(memory_in_use=memory_in_use)
         if self.beside is not None:
             self.beside.begin(work, input_s, held=held)
             return
@@ -218,9 +219,9 @@ class TorchSession(Session):
                 "'lb-bsp', 'bsp' or StaticAllocation of positive weights"
             )
         self.beside = ScaledRounds(
-            self.balancer, self.wire, self.prefix, self._reducer, goes_by_time=self.goes_by_time
+            self.balancer, self.wire, self.prefix, self._reducer, depends_on_time=self.depends_on_time
         )  # fmt: skip
-        self.balancer.planner.keep_in_step(1, exactly=False)
+        self.balancer.planner.require_equal_counts(1, exactly=False)
         self.shortage.end_others = self.end_others
         self.waits_in_layers = self.wire.size > 1
 

@@ -165,7 +165,7 @@ class _Normalise(torch.autograd.Function):
             variance, mean = torch.var_mean(x, dims, correction=0)
             table[wire.rank] = torch.cat([mean, variance * here, table.new_tensor([here])])
         # Waiting for the slowest rank is no work of this one: if it counted, all ranks would seem equally fast.
-        with session.meter.held_up():
+        with session.meter.waiting_for_others():
             table = wire.wait(wire.start_sum(table, f"{name}.statistics"))
         means, squares = table[:, :-1].chunk(2, dim=1)
         counts = table[:, -1:]
@@ -191,7 +191,7 @@ class _Normalise(torch.autograd.Function):
         sums = torch.cat([g.sum(ctx.dims), (g * y).sum(ctx.dims)])
         # A mean over no samples is NaN; it must not reach the others.
         sums = sums * weight if weight else torch.zeros_like(sums)
-        with session.meter.held_up():
+        with session.meter.waiting_for_others():
             sums = session.wire.wait(session.wire.start_sum(sums, f"{ctx.name}.gradient"))
         mean, mean_y = (sums / (count * (weight or 1.0))).chunk(2)
         return (g - _along(mean, y) - y * _along(mean_y, y)) * _along(scale, y), None, None, None

@@ -139,7 +139,7 @@ class Balanced:
             return [], None
         assert self._loader is not None, "its iterator is here"
         batches = self._loader._micro_batches.round
-        with self.balance._session.meter.held_up():  # ranks sum their tokens
+        with self.balance._session.meter.waiting_for_others():  # ranks sum their tokens
             _, items = super().get_batch_samples(iter(batches), len(batches), device)  # type: ignore[misc]
         return _InTurn(batches, epoch_iterator), items
 
@@ -166,7 +166,7 @@ class Balanced:
             model.train()
             session = self.balance._session
             both = torch.tensor([once, half], dtype=torch.float64, device="cpu")
-            with session.meter.held_up():
+            with session.meter.waiting_for_others():
                 once, half = session.wire.result(session.wire.start_sum(both, f"{session.prefix}.losses")).tolist()
             # A batch without tokens shows nothing, and weighs nothing.
             if once == 0.0:

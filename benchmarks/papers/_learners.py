@@ -38,11 +38,11 @@ class RoundLearner(ABC):
     """A model in training."""
 
     def __init__(
-        self, problem: TrainingProblem, learning_rate: Rate, *, seed: int = 0, weighs_twice: bool = False
+        self, problem: TrainingProblem, learning_rate: Rate, *, seed: int = 0, shrinks_early_steps: bool = False
     ) -> None:
         self.problem = problem
         self._rate = learning_rate
-        self.weighs_twice = weighs_twice
+        self.shrinks_early_steps = shrinks_early_steps
         self.updates = 0
         self.start = problem.start(seed)
 
@@ -75,9 +75,9 @@ class AllreduceLearner(RoundLearner):
     """One model for all; one step with the gradients of all."""
 
     def __init__(
-        self, problem: TrainingProblem, learning_rate: Rate, *, seed: int = 0, weighs_twice: bool = False
+        self, problem: TrainingProblem, learning_rate: Rate, *, seed: int = 0, shrinks_early_steps: bool = False
     ) -> None:
-        super().__init__(problem, learning_rate, seed=seed, weighs_twice=weighs_twice)
+        super().__init__(problem, learning_rate, seed=seed, shrinks_early_steps=shrinks_early_steps)
         self._parameters = self.start.copy()
 
     @property
@@ -86,7 +86,7 @@ class AllreduceLearner(RoundLearner):
         return self._parameters
 
     def _update(self, plan: RoundPlan, samples: list[Ints], done: Ints, rate: float) -> None:
-        if not self.weighs_twice:
+        if not self.shrinks_early_steps:
             # The mean over all samples done is the weighted sum of the ranks' means.
             self._parameters = self._parameters - rate * self.problem.gradient(
                 self._parameters, np.concatenate(samples)
@@ -134,9 +134,9 @@ class NeighboursLearner(RoundLearner):
         mixing: Mixing,
         *,
         seed: int = 0,
-        weighs_twice: bool = False,
+        shrinks_early_steps: bool = False,
     ) -> None:
-        super().__init__(problem, learning_rate, seed=seed, weighs_twice=weighs_twice)
+        super().__init__(problem, learning_rate, seed=seed, shrinks_early_steps=shrinks_early_steps)
         self._models = np.tile(self.start, (mixing.nodes, 1))
         self._mixing = mixing
 
@@ -151,7 +151,7 @@ class NeighboursLearner(RoundLearner):
         for rank, mine in enumerate(samples):
             if len(mine):
                 factor = len(mine) * len(samples) / total
-                if self.weighs_twice:
+                if self.shrinks_early_steps:
                     factor = (len(mine) / plan.samples[rank]) ** 2
                 steps[rank] = factor * self.problem.gradient(self._models[rank], mine)
         self._models = self._mixing.matrix(self.updates) @ self._models - rate * steps
@@ -162,7 +162,9 @@ def learner_for(
 ) -> RoundLearner:
     """Return the rule that goes with a policy, under allreduce or with this mixing (``RoundSimulation.mixing``)."""
     if mixing is not None:
-        return NeighboursLearner(problem, learning_rate, mixing, seed=seed, weighs_twice=policy.weighs_twice)
+        return NeighboursLearner(
+            problem, learning_rate, mixing, seed=seed, shrinks_early_steps=policy.shrinks_early_steps
+        )
     if getattr(policy, "updates", None) == "local":
         return LocalLearner(problem, learning_rate, seed=seed)
-    return AllreduceLearner(problem, learning_rate, seed=seed, weighs_twice=policy.weighs_twice)
+    return AllreduceLearner(problem, learning_rate, seed=seed, shrinks_early_steps=policy.shrinks_early_steps)

@@ -53,7 +53,7 @@ class Kind(IntEnum):
 class SideChannel:
     """One rank's end of the channel, which one thread listens to.
 
-    ``answer()`` returns this rank's answer. ``hears(kind, rank, text)`` is called when another rank announces an end.
+    ``answer()`` returns this rank's answer. ``on_end(kind, rank, text)`` is called when another rank announces an end.
     """
 
     def __init__(
@@ -63,21 +63,21 @@ class SideChannel:
         directory: Directory,
         sockets: Sequence[socket.socket],
         answer: Callable[[], bytes],
-        hears: Callable[[Kind, int, str], None],
+        on_end: Callable[[Kind, int, str], None],
     ) -> None:
         self.answers: dict[int, bytes] = {}
         """Answers to the latest question, by rank."""
-        self.heard: set[int] = set()
-        """Ranks that have ever answered."""
+        self.answered: set[int] = set()
+        """Ranks that have answered any question."""
         self._finished = self._others_finished = 0  # rounds, by this rank and by another one
         self._rank = rank
         self._training = training
         self._key = directory.key
         self._addresses = directory.addresses
         self._sockets = list(sockets)
-        self._ways = [[(s, a) for a in addresses for s in sockets if _reaches(s, a)] for addresses in self._addresses]
+        self._routes = [[(s, a) for a in addresses for s in sockets if _reaches(s, a)] for addresses in self._addresses]
         self._answer = answer
-        self._hears = hears
+        self._on_end = on_end
         self._nonce = secrets.token_bytes(16)
 
     def ask(self) -> None:
@@ -90,13 +90,13 @@ class SideChannel:
         """Ask the ranks that have not answered again, because packets may be lost."""
         for rank in range(len(self._addresses)):
             if rank != self._rank and rank not in self.answers:
-                self._tell(rank, Kind.WHERE, b"")
+                self._send(rank, Kind.WHERE, b"")
 
     def announce(self, kind: Kind, text: str) -> None:
         """Announce something to all others: that the job ends, or this rank does, and why, or a finished round."""
         for rank in range(len(self._addresses)):
             if rank != self._rank:
-                self._tell(rank, kind, text.encode()[:_BODY_BYTES])
+                self._send(rank, kind, text.encode()[:_BODY_BYTES])
 
     def raise_signal(self, round: int) -> None:
         """Signal to the others that this rank has finished the round, unless one has before. Waits for nothing."""
@@ -116,7 +116,7 @@ class SideChannel:
             if sock in ready:
                 with suppress(OSError):  # such as the notice that no process listens where a packet went
                     packet, address = sock.recvfrom(_HEADER.size + _BODY_BYTES + _TAG.size)
-                    self._take(sock, packet, address[:2])
+                    self._serve(sock, packet, address[:2])
 
     def wake(self) -> None:
         """End a `listen` of another thread, by an empty packet."""
@@ -128,7 +128,7 @@ class SideChannel:
         for sock in self._sockets:
             sock.close()
 
-    def _take(self, sock: socket.socket, packet: bytes, address: Address) -> None:
+    def _serve(self, sock: socket.socket, packet: bytes, address: Address) -> None:
         head, body, tag = packet[: _HEADER.size], packet[_HEADER.size : -_TAG.size], packet[-_TAG.size :]
         if len(packet) < _HEADER.size + _TAG.size or not hmac.compare_digest(tag, self._tag(self._rank, head, body)):
             return
@@ -140,15 +140,15 @@ class SideChannel:
             sock.sendto(self._seal(sender, Kind.HERE, nonce, self._answer()[:_BODY_BYTES]), address)
         elif kind == Kind.HERE and nonce == self._nonce:
             self.answers[sender] = body
-            self.heard.add(sender)
+            self.answered.add(sender)
         elif kind == Kind.FINISHED:
             self._others_finished = max(self._others_finished, int(body))
         elif kind in (Kind.END, Kind.FAILED):
-            self._hears(Kind(kind), sender, body.decode(errors="replace"))
+            self._on_end(Kind(kind), sender, body.decode(errors="replace"))
 
-    def _tell(self, rank: int, kind: Kind, body: bytes) -> None:
+    def _send(self, rank: int, kind: Kind, body: bytes) -> None:
         packet = self._seal(rank, kind, self._nonce, body)
-        for sock, address in self._ways[rank]:
+        for sock, address in self._routes[rank]:
             with suppress(OSError):  # no way there, or no listener; another address may work
                 sock.sendto(packet, address)
 

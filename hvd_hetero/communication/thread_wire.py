@@ -116,7 +116,7 @@ class ThreadWire:
     failure = PeerLostError
     waits_in: tuple[str, ...] = (__name__,)
     cannot_sum = ()
-    gives_up_s = math.inf
+    collective_timeout_s = math.inf
 
     def __init__(self, thread_group: ThreadGroup, rank: int) -> None:
         self.thread_group = thread_group

@@ -63,7 +63,7 @@ class TensorWire(Wire, Protocol[Tensor]):
         """Beginnings of the names of modules in which a thread waits for other ranks (``hvd_hetero.watchdog``)."""
 
     @property
-    def gives_up_s(self) -> float:
+    def collective_timeout_s(self) -> float:
         """Seconds after which a call fails if another rank does not come; infinite if it waits for ever."""
 
     @property

@@ -77,7 +77,7 @@ class Cutter:
         self.order.rounds_ahead = self._plans.rounds_ahead
         return begins
 
-    def keep_in_step(self, micro_batches: int, *, exactly: bool = False) -> None:
+    def require_equal_counts(self, micro_batches: int, *, exactly: bool = False) -> None:
         """Cut rounds into as many micro-batches on every rank, at least so many, or ``exactly``."""
         self.order.end = replace(self.order.end, in_step=micro_batches, exactly=exactly)
 
@@ -139,15 +139,15 @@ class Cutter:
 class Parts:
     """Hands out the samples of a micro-batch that memory does not hold, at most ``most`` at a time, until all are done.
 
-    Right after a failed attempt (``cramped``) the first part is a small one.
+    Right after a failed attempt (``memory_in_use``) the first part is a small one.
     """
 
-    def __init__(self, work: MicroBatch, samples: list[Any], most: int, *, cramped: bool) -> None:
+    def __init__(self, work: MicroBatch, samples: list[Any], most: int, *, memory_in_use: bool) -> None:
         self._work = work
         self._waiting = deque([samples])
         self._most = most
         self._part: list[Any] = []
-        self.cramped = cramped
+        self.memory_in_use = memory_in_use
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
@@ -157,7 +157,7 @@ class Parts:
         part = self._waiting.popleft()
         # The names in the user's code still hold the graph of the failed attempt, until the code binds them again. A
         # small part does that before memory runs short again. Two samples, because a batch norm over one is an error.
-        size = min(self._most, 2) if self.cramped else -(-len(part) // -(-len(part) // self._most))
+        size = min(self._most, 2) if self.memory_in_use else -(-len(part) // -(-len(part) // self._most))
         if len(part) > size:
             self._waiting.appendleft(part[size:])
             part = part[:size]
@@ -173,4 +173,4 @@ class Parts:
     def again(self, most: int) -> None:
         """Hand out the part just taken once more, in smaller ones: it did not fit either."""
         self._waiting.appendleft(self._part)
-        self._most, self.cramped = most, True
+        self._most, self.memory_in_use = most, True

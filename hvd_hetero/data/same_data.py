@@ -20,7 +20,7 @@ from hvd_hetero.consistency import PIECE, SIGNS
 
 Row: TypeAlias = Callable[[int], ArrayLike]
 """What a data set holds for an index."""
-Shown: TypeAlias = tuple[int, dict[str, list[tuple[float, float]]]]
+DrawnRows: TypeAlias = tuple[int, dict[str, list[tuple[float, float]]]]
 """The length, and for each name two numbers of each index that was drawn: one may be near, one must be the same."""
 
 _ROWS_COMPARED = 8
@@ -30,13 +30,13 @@ _NUMBERS_IN_MARK = 16
 _GOLDEN = (5**0.5 - 1) / 2
 
 
-def show(length: int, columns: Mapping[str, Row]) -> Shown:
+def drawn_rows(length: int, columns: Mapping[str, Row]) -> DrawnRows:
     """Return what a rank shows of its data; no columns if they cannot be known without running the user's code."""
     indices = np.random.Generator(np.random.PCG64(length)).integers(0, length, _ROWS_COMPARED).tolist()
     return length, {name: [_numbers(row(i)) for i in indices] for name, row in columns.items()}
 
 
-def ranks_apart(shown: Sequence[Shown]) -> list[int]:
+def ranks_with_other_data(shown: Sequence[DrawnRows]) -> list[int]:
     """Return the ranks whose data differ from rank 0's; the order of samples finds lengths that differ."""
     length, columns = shown[0]
     return [rank for rank, (n, others) in enumerate(shown) if n == length and _apart(columns, others)]

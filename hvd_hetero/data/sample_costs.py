@@ -118,7 +118,7 @@ class SampleCosts:
         ``in_step``: all ranks do equally many micro-batches, at least so many.
         """
         lengths = self._lengths_of(samples)
-        self._fit.saw(SampleFigures.of(lengths))
+        self._fit.add_round(SampleFigures.of(lengths))
         costs, padded = self._in_units(lengths)
         enough = len(lengths) // int(np.count_nonzero(plan.shares))
         if in_step and self._largest:

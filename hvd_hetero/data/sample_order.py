@@ -113,7 +113,7 @@ class EpochEnd:
             if left > plan.total and not self.joins_with(plan, left - plan.total):
                 left -= self.apart(plan)  # memory does not hold both, so the last round takes some of this one
             plan = self._room(plan.workers).bounded(plan.resize(left, self.minimum, self.multiple_of))
-        return plan.in_step(self.in_step, 0 if self.exactly else self.largest) if self.in_step else plan
+        return plan.with_equal_counts(self.in_step, 0 if self.exactly else self.largest) if self.in_step else plan
 
 
 class SampleOrder(ABC):

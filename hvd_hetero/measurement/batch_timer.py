@@ -58,14 +58,14 @@ class BatchTimer:
         """Note that the loss is there."""
         self._forward_s = self.own_s
 
-    def hold(self) -> bool:
+    def begin_wait(self) -> bool:
         """Begin to wait for others; return False if nothing is at work, or it waits already."""
         holds = self.running and math.isnan(self._waits_since)
         if holds:
             self._waits_since = self.clock()
         return holds
 
-    def release(self) -> bool:
+    def end_wait(self) -> bool:
         """End the wait; return False if there was none."""
         waited = not math.isnan(self._waits_since)
         if waited:

@@ -156,7 +156,7 @@ class CostMeter(Kept):
         # planned.
         return self._unit * (self._agreed or self._rule).of(figures)
 
-    def agree(self, rule: CostRule, work: float, samples: float) -> None:
+    def set_agreed_rule(self, rule: CostRule, work: float, samples: float) -> None:
         """Take the rule to divide by, and what all ranks did in a round: on average it is to be their samples."""
         self._agreed = rule
         if work > 0.0:
@@ -164,7 +164,7 @@ class CostMeter(Kept):
             # Averaged over the last 20 tables or so (arbitrary).
             self._unit *= (samples / work) ** (1.0 / min(self._tables, 20))
 
-    def saw(self, figures: SampleFigures) -> None:
+    def add_round(self, figures: SampleFigures) -> None:
         """Note the samples of a round on all ranks, whose mean is the unit: no rank may take its own part for it."""
         self._seen = SampleFigures(*map(add, self._seen, figures))
         self._scale()

@@ -86,7 +86,7 @@ class SpeedLearner(Kept):
         if self.profile is not None:
             self.profile.observe(round(size), seconds)
 
-    def learns_costs(self) -> CostMeter:
+    def enable_costs(self) -> CostMeter:
         """Learn from now on what samples cost by their lengths, and return what learns it."""
         if self.costs is None:
             from hvd_hetero.measurement.cost_fit import CostMeter  # SciPy takes some tenths of a second
@@ -128,5 +128,5 @@ class SpeedLearner(Kept):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load what was learned, costs of samples included."""
         if state["costs"] is not None:
-            self.learns_costs()
+            self.enable_costs()
         super().load_state_dict(state)

@@ -113,7 +113,7 @@ class SpeedMeter(Kept):
         """Note that the micro-batch is computed; a second call changes nothing."""
         if not self.batch.running:
             return
-        self.release()
+        self.end_wait()
         self.memory.done(warm=self._rounds >= _WARM_UP_ROUNDS)
         self.round.compute_s += self.batch.done(samples)
         self.round.held_s += self.batch.held_s
@@ -122,34 +122,34 @@ class SpeedMeter(Kept):
             self.stopwatch.stop()
 
     @contextmanager
-    def held_up(self) -> Iterator[None]:
+    def waiting_for_others(self) -> Iterator[None]:
         """Around what waits for other ranks while a micro-batch is at work; at other times nothing is measured."""
-        self.hold()
+        self.begin_wait()
         try:
             yield
         finally:
-            self.release()
+            self.end_wait()
 
-    def hold(self) -> None:
-        """Begin to wait for others; until `release`, nothing counts as the rank's work."""
-        if self.batch.hold() and self.stopwatch is not None:
+    def begin_wait(self) -> None:
+        """Begin to wait for others; until `end_wait`, nothing counts as the rank's work."""
+        if self.batch.begin_wait() and self.stopwatch is not None:
             self.stopwatch.stop()
 
-    def release(self) -> None:
+    def end_wait(self) -> None:
         """End the wait, if there was one."""
-        if self.batch.release() and self.stopwatch is not None:
+        if self.batch.end_wait() and self.stopwatch is not None:
             self.stopwatch.start(waited=True)
 
-    def waited(self, seconds: float) -> None:
+    def add_wait(self, seconds: float) -> None:
         """After its work on a micro-batch, the rank has waited for others this long."""
         self.round.held_s += seconds
 
-    def failed(self, size: int, *, cramped: bool = False) -> int:
+    def failed(self, size: int, *, memory_in_use: bool = False) -> int:
         """Return how large the parts of a micro-batch may be that did not fit. Its time says nothing about speed.
 
-        ``cramped``: something else may still have held memory, so the failure says nothing about the size.
+        ``memory_in_use``: something else may still have held memory, so the failure says nothing about the size.
         """
-        if not cramped:
+        if not memory_in_use:
             self.memory.fail(size)
         self.batch.running = False
         if self.stopwatch is not None:

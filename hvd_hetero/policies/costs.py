@@ -60,7 +60,7 @@ class Costs(Kept):
         """Forget the costs, which no longer hold, but not how much they scatter."""
         self._level = np.zeros(len(self._level))
 
-    def take(self, table: RoundTable) -> None:
+    def add_round(self, table: RoundTable) -> None:
         """Add a finished round: the seconds that each rank was at work, where they are credible."""
         seconds, samples = table.busy_s, table.column("timed_samples")
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):

@@ -54,7 +54,7 @@ class NonBlocking(Policy):
             )
         self.scaling = scaling
         self.anticipates = anticipates
-        self.weighs_twice = scaling == "n/N"
+        self.shrinks_early_steps = scaling == "n/N"
 
     def first(self, workers: int, global_batch: int) -> RoundPlan:
         """Return equal shares, each in as many micro-batches."""

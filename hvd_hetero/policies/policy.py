@@ -63,7 +63,7 @@ class Policy(Kept, ABC):
     may_rest: bool = False
     """True: a rank may do no samples in a round, and takes part in the sums all the same."""
 
-    weighs_twice: bool = False
+    shrinks_early_steps: bool = False
     """True: a rank that stops early also takes a smaller step, as in non-blocking-sgd (see ``NonBlocking``)."""
 
     @property

@@ -141,7 +141,7 @@ class SelfAdaptive(Policy):
             # counts together with the next.
             if self._costs.end_period(least=3 if self._shares else 1):
                 self._reallocate()
-        self._costs.take(finished.table)
+        self._costs.add_round(finished.table)
         return self._plan()
 
     def renegotiate(self, plan: RoundPlan, speeds: Sequence[float]) -> RoundPlan:

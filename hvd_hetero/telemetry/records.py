@@ -61,7 +61,7 @@ class Recorder:
     """
 
     def __init__(self, file: Listener | None = None, *, every: int = 1) -> None:
-        self._held: Record | None = None
+        self._incomplete: Record | None = None
         self._laps: list[float] = []
         """``lap_s`` of the table that the held record is made of."""
         self._former: int | None = None
@@ -84,7 +84,7 @@ class Recorder:
 
     def __call__(self, finished: FinishedRound) -> None:
         """Take a finished round, and hand out the previous one, which is now complete."""
-        if self._held is not None:
+        if self._incomplete is not None:
             self._complete(finished.table)
         recovered_s, self.recovered_s = self.recovered_s, None
         since = finished.round - 1
@@ -94,7 +94,7 @@ class Recorder:
         if recovered_s is None and not any(_due(finished.round, since, each) for each in self._listeners):
             return
         self._since = since
-        self._held = {
+        self._incomplete = {
             "round": finished.round,
             "epoch": finished.epoch,
             "elapsed_s": finished.elapsed_s,
@@ -102,19 +102,19 @@ class Recorder:
             **_figures(finished.table),
         }
         if math.isfinite(finished.noise_scale):
-            self._held["noise_scale"] = finished.noise_scale
+            self._incomplete["noise_scale"] = finished.noise_scale
         if finished.round - since > 1:
-            self._held["rounds"] = finished.round - since
+            self._incomplete["rounds"] = finished.round - since
         self._laps = finished.table.figures("lap_s")
         if recovered_s is not None:
-            self._held["recovered_s"] = recovered_s
+            self._incomplete["recovered_s"] = recovered_s
 
     def close(self) -> None:
         """Hand out the last round, as far as it is known, and close the listeners. A second call does nothing."""
-        if self._held is not None:
+        if self._incomplete is not None:
             for name in _LATE:
-                self._take(name, [math.nan] * len(self._laps))
-            self._release([None] * len(self._laps))
+                self._fill_in(name, [math.nan] * len(self._laps))
+            self._hand_out([None] * len(self._laps))
         listeners, self._listeners = self._listeners, []
         for each in listeners:
             _close(each.listener)
@@ -125,31 +125,33 @@ class Recorder:
         self.close()
 
     def _complete(self, following: RoundTable) -> None:
-        assert self._held is not None, "the caller has looked"
+        assert self._incomplete is not None, "the caller has looked"
         laps = following.figures("lap_s")
         if any(self._laps):
             for name in _LATE:  # a rank that has lost its stopwatch reports the following round
                 late = zip(following.figures(name), laps, strict=True)
-                self._take(name, [seconds if lap else math.nan for seconds, lap in late])
+                self._fill_in(name, [seconds if lap else math.nan for seconds, lap in late])
         if 0.0 < laps[0] < math.inf:
-            self._held["elapsed_s"] = laps[0]
-        self._release(_known(following.figures("wait_s")))
+            self._incomplete["elapsed_s"] = laps[0]
+        self._hand_out(_known(following.figures("wait_s")))
 
-    def _take(self, name: str, late: list[float]) -> None:
+    def _fill_in(self, name: str, late: list[float]) -> None:
         """Replace the times of ranks with a stopwatch, which the round's own table did not have."""
-        assert self._held is not None, "the caller has looked"
-        now = self._held[name]
-        self._held[name] = [then if lap else own for then, lap, own in zip(_known(late), self._laps, now, strict=True)]
+        assert self._incomplete is not None, "the caller has looked"
+        now = self._incomplete[name]
+        self._incomplete[name] = [
+            then if lap else own for then, lap, own in zip(_known(late), self._laps, now, strict=True)
+        ]
 
-    def _release(self, wait_s: list[float | None]) -> None:
-        assert self._held is not None, "the caller has looked"
-        record, self._held = {**self._held, "wait_s": wait_s}, None
+    def _hand_out(self, wait_s: list[float | None]) -> None:
+        assert self._incomplete is not None, "the caller has looked"
+        record, self._incomplete = {**self._incomplete, "wait_s": wait_s}, None
         number = record["round"]
         for each in tuple(self._listeners):
             if not _due(number, self._since, each) and "recovered_s" not in record:
                 continue
             given = record if each.ours else _copy(record)
-            if not _went_well(each.listener, each.listener, given):
+            if not _call_safely(each.listener, each.listener, given):
                 self._listeners = [other for other in self._listeners if other is not each]
                 _close(each.listener)
 
@@ -167,10 +169,10 @@ def _copy(record: Record) -> Record:
 def _close(listener: Listener) -> None:
     """Close a listener that can be closed: it may hold a file, or a line of the terminal."""
     if callable(close := getattr(listener, "close", None)):
-        _went_well(listener, close)
+        _call_safely(listener, close)
 
 
-def _went_well(listener: Listener, call: Callable[..., object], *arguments: Record) -> bool:
+def _call_safely(listener: Listener, call: Callable[..., object], *arguments: Record) -> bool:
     """Call a function of a listener, and say in the log if that fails."""
     try:
         call(*arguments)

@@ -20,7 +20,7 @@ class Judgement:
     text: str
     ends: bool
     """True if the job cannot go on, or not within the time it has."""
-    speaks: bool
+    reports: bool
     """True if this rank writes the message, where several see the same."""
     silence: bool = False
     """True if it waits for a rank that has answered before, and does not now."""
@@ -33,14 +33,13 @@ def judge(
     patience: Patience,
     remedy: str,
     hosts: Sequence[str] = (),
-    gives_up_s: float = math.inf,
+    collective_timeout_s: float = math.inf,
 ) -> Judgement:
     """Return why this rank waits, given the others' answers.
 
     ``silent`` maps each rank that does not answer to the seconds of its silence, or to NaN if it has never answered:
     the network may keep packets from it. ``hosts`` names the host of each rank; where there are several, the message
-    names the host of a rank without an answer. Collectives fail by themselves ``gives_up_s`` after a rank fell silent.
-
+    names the host of a rank without an answer. Collectives fail ``collective_timeout_s`` after a rank fell silent.
     """
     lost = {rank: seconds for rank, seconds in silent.items() if seconds == seconds}
     busy = [other for other in others if not other.waits]
@@ -76,14 +75,14 @@ def judge(
     ends = waited_s >= ends_s
     if ends:
         then = f" The job ends (Patience({limit}={ends_s:g}))."
-    elif lost and gives_up_s < ends_s:
-        then = f" Collectives fail after {gives_up_s:g} s of it."
+    elif lost and collective_timeout_s < ends_s:
+        then = f" Collectives fail after {collective_timeout_s:g} s of it."
     elif ends_s == math.inf:
         then = " The job goes on when it comes." if limit else ""
     else:
         then = f" The job ends after {ends_s:g} s of it (Patience({limit}=…))."
     text = f"rank {mine.rank} has waited for {mine.for_s:.0f} s in round {mine.round}, at {mine.where}, {why}{then}"
-    # Ranks at the same stage see the same, so only the first of them speaks.
+    # Ranks at the same stage see the same, so only the first of them reports.
     first = all(mine.rank < other.rank for other in same_stage)
     return Judgement(text, ends, first or ends, silence=bool(lost))
 

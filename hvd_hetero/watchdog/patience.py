@@ -12,7 +12,7 @@ VARIABLE = "HVD_HETERO_PATIENCE"
 _GLOO, _GLOO_TIMEOUT, _GLOO_TIMEOUT_S = "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_TIMEOUT_SECONDS", 30.0
 
 
-def horovod_gives_up_s() -> float:
+def horovod_timeout_s() -> float:
     """Return the seconds after which Horovod's collectives fail if a rank is silent; infinite with MPI."""
     if _GLOO not in os.environ:
         return math.inf

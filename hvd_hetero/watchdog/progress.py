@@ -10,19 +10,19 @@ from collections.abc import Sequence
 from hvd_hetero.balancer import Balancer
 from hvd_hetero.watchdog.whereabouts import Whereabouts, locate
 
-_known: list[weakref.ref[Balancer]] = []  # a rank makes progress if any of its trainings does
-_reads_or_adds = threading.Lock()
+_trainings: list[weakref.ref[Balancer]] = []  # a rank makes progress if any of its trainings does
+_trainings_lock = threading.Lock()
 
 
-def join_known(balancer: Balancer) -> None:
+def register_training(balancer: Balancer) -> None:
     """Note one more training of this process."""
-    with _reads_or_adds:
-        _known[:] = [*(known for known in _known if known() is not None), weakref.ref(balancer)]
+    with _trainings_lock:
+        _trainings[:] = [*(known for known in _trainings if known() is not None), weakref.ref(balancer)]
 
 
 def _rounds_and_micro_batches() -> int:
-    with _reads_or_adds:
-        alive = [balancer for known in _known if (balancer := known()) is not None]
+    with _trainings_lock:
+        alive = [balancer for known in _trainings if (balancer := known()) is not None]
     return sum(each.rounds + each.meter.round.micro_batches for each in alive)
 
 
@@ -65,7 +65,7 @@ class Progress:
             waits = waits or balancer.meter.reads  # in a thread of autograd, perhaps
             at_end = ends and waits and not of_its_own
             stage = f"{rounds} {'end' if at_end else 'body' if balancer.in_round else 'between'}"
-        self.goes_on(balancer)
+        self.has_progressed(balancer)
         found = (stage, waits, where)
         if self._found not in (None, found):
             self.since = time.monotonic()
@@ -74,9 +74,9 @@ class Progress:
 
     def standstill(self, balancer: Balancer) -> Whereabouts | None:
         """Return where this rank is, if it stands still in a round; None if there is nothing to wait for."""
-        return None if self.goes_on(balancer) or not balancer.in_round else self.where()
+        return None if self.has_progressed(balancer) or not balancer.in_round else self.where()
 
-    def goes_on(self, balancer: Balancer | None) -> bool:
+    def has_progressed(self, balancer: Balancer | None) -> bool:
         """Return whether training has gone on since the last look; if so, waiting begins now at the earliest."""
         now = time.monotonic()
         mark = (_rounds_and_micro_batches(), balancer and (balancer.in_round, balancer.synchronising))

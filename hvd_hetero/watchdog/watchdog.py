@@ -20,8 +20,8 @@ from hvd_hetero.communication.side_channel import Kind, SideChannel
 from hvd_hetero.errors import HeteroError
 from hvd_hetero.measurement.memory_errors import is_out_of_memory
 from hvd_hetero.watchdog.judgement import judge
-from hvd_hetero.watchdog.patience import Patience, horovod_gives_up_s
-from hvd_hetero.watchdog.progress import Progress, join_known
+from hvd_hetero.watchdog.patience import Patience, horovod_timeout_s
+from hvd_hetero.watchdog.progress import Progress, register_training
 from hvd_hetero.watchdog.whereabouts import Whereabouts
 
 logger = logging.getLogger("hvd_hetero.watchdog")
@@ -46,8 +46,8 @@ class _Wait:
     """What was reported of one wait, and since when other ranks are silent in it."""
 
     since: float
-    says_at: float
-    of_silence: bool = False
+    report_at: float
+    silence_reported: bool = False
     silent_since: dict[int, float] = field(default_factory=dict)
 
 
@@ -75,14 +75,14 @@ class Watchdog:
         patience: Patience | None = None,
         waits_in: Sequence[str] = ("horovod.",),
         waits_at_the_end_in: Sequence[str] = (),
-        gives_up_s: float | None = None,
+        collective_timeout_s: float | None = None,
         last_words: Callable[[], None] = lambda: None,
         end: Callable[[int], None] = os._exit,
     ) -> None:
         self.patience = Patience.of_environment() if patience is None else patience
-        self._gives_up_s = horovod_gives_up_s() if gives_up_s is None else gives_up_s
+        self._collective_timeout_s = horovod_timeout_s() if collective_timeout_s is None else collective_timeout_s
         self._first_s = min(astuple(self.patience))  # of waiting, before there is anything to report or do
-        self._look_s = min(self._first_s / _LOOKS, 5.0, self._gives_up_s / _LOOKS)
+        self._look_s = min(self._first_s / _LOOKS, 5.0, self._collective_timeout_s / _LOOKS)
         # Longer than this thread takes from one look to the next if it gets to run.
         stopped_s = 2 * _REPEATS * _PACKETS_S + 4 * self._look_s
         self._progress = Progress(balancer, waits_in, waits_at_the_end_in, stopped_s)
@@ -91,13 +91,13 @@ class Watchdog:
         self._thread: threading.Thread | None = None
         self._wait = _Wait(-math.inf, 0.0)
         self._closed = False
-        self._heard_of_failure = False
+        self._failure_reported = False
         self.channel: SideChannel | None = None
         """The channel that it asks by, which also carries the signals of non-blocking rounds; None: there is none."""
         self._hosts: tuple[str, ...] = ()
         if balancer.workers == 1:
             return
-        join_known(balancer)
+        register_training(balancer)
         sockets, troubles = listen()
         try:
             directory = gather_directory(balancer.rank, balancer.workers, sockets, troubles, gather, job_key())
@@ -109,9 +109,10 @@ class Watchdog:
             return
         self._hosts = directory.hosts
         where = self._progress.where
-        channel = SideChannel(balancer.rank, training, directory, sockets, lambda: where().encode(), self._hear)
+        channel = SideChannel(balancer.rank, training, directory, sockets, lambda: where().encode(), self._receive_end)
         self.channel = channel
-        atexit.register(self._tell_if_failed)  # runs before Horovod's, which is older and ends the others' collectives
+        # Runs before Horovod's, which is older and ends the others' collectives.
+        atexit.register(self._announce_failure)
         name = f"hvd-hetero-watchdog-{balancer.rank}"
         self._thread = threading.Thread(target=self._run, args=(channel,), name=name, daemon=True)
         self._thread.start()
@@ -136,7 +137,8 @@ class Watchdog:
     def _run(self, channel: SideChannel) -> None:
         # Collectives may give up on a silent rank before `patience.warn` has passed, with an error that names no rank:
         # Horovod's do after 30 s. A third of that is arbitrary; questions take some seconds.
-        asks_after_s = min(self._first_s, self._gives_up_s * (1 / 3)) if self._first_s < math.inf else math.inf
+        timeout_s = self._collective_timeout_s
+        asks_after_s = min(self._first_s, timeout_s / 3) if self._first_s < math.inf else math.inf
         looks, asks_at, answers_until = 0, 0.0, math.inf
         try:
             channel.ask()
@@ -157,7 +159,7 @@ class Watchdog:
                     # Ranks without an answer so far: whether packets pass at all.
                     channel.ask_again()
                 elif looks == _LOOKS and plan.ends == "first":
-                    self._tell_of_unheard(channel.heard)
+                    self._warn_of_unreachable(channel.answered)
                 looks += 1
         except Exception:
             if not self._closed:
@@ -166,12 +168,12 @@ class Watchdog:
                     self._progress.rank,
                 )
         finally:
-            atexit.unregister(self._tell_if_failed)
+            atexit.unregister(self._announce_failure)
             channel.close()
 
-    def _tell_of_unheard(self, heard: Container[int]) -> None:
+    def _warn_of_unreachable(self, answered: Container[int]) -> None:
         """Warn of ranks whose packets do not pass: whoever finishes a round is not heard by them, nor they by it."""
-        silent = [rank for rank in range(len(self._hosts)) if rank != self._progress.rank and rank not in heard]
+        silent = [rank for rank in range(len(self._hosts)) if rank != self._progress.rank and rank not in answered]
         if silent:
             logger.warning(
                 "rank %d: no packet of ranks %s (%s) has come, so rounds that end when the first rank has finished end "
@@ -202,33 +204,33 @@ class Watchdog:
             self._wait = _Wait(self._progress.since, self.patience.warn)
         wait, now = self._wait, time.monotonic()
         wait.silent_since = {rank: wait.silent_since.get(rank, now) for rank in missing}
-        silent = {rank: now - at if rank in channel.heard else math.nan for rank, at in wait.silent_since.items()}
-        finding = judge(mine, others, silent, self.patience, remedy, self._hosts, self._gives_up_s)
+        silent = {rank: now - at if rank in channel.answered else math.nan for rank, at in wait.silent_since.items()}
+        finding = judge(mine, others, silent, self.patience, remedy, self._hosts, self._collective_timeout_s)
         if finding.ends:
             self.end_others(finding.text)
             self._end_here(finding.text)
-        elif mine.for_s >= wait.says_at or (finding.silence and not wait.of_silence):
-            wait.says_at, wait.of_silence = max(wait.says_at, 2 * mine.for_s), finding.silence
-            if finding.speaks:
+        elif mine.for_s >= wait.report_at or (finding.silence and not wait.silence_reported):
+            wait.report_at, wait.silence_reported = max(wait.report_at, 2 * mine.for_s), finding.silence
+            if finding.reports:
                 logger.warning("%s", finding.text)
 
-    def _hear(self, kind: Kind, rank: int, text: str) -> None:
+    def _receive_end(self, kind: Kind, rank: int, text: str) -> None:
         if kind == Kind.END:
             mine = self._progress.where()
             self._end_here(f"rank {rank} ends the job: {text} (Rank {mine.rank} was at {mine.where}.)")
-        elif not self._heard_of_failure:
-            self._heard_of_failure = True
+        elif not self._failure_reported:
+            self._failure_reported = True
             logger.error("rank %d has failed: %s. Errors of collectives follow from that.", rank, text.rstrip("."))
 
-    def _tell_if_failed(self) -> None:
+    def _announce_failure(self) -> None:
         """Announce to the others which exception ends this process."""
         error = getattr(sys, "last_value", None)  # what the interpreter prints as it ends
-        if error is None or self.channel is None or self._closed or self._heard_of_failure:
+        if error is None or self.channel is None or self._closed or self._failure_reported:
             return
         text, balancer = f"{type(error).__name__}: {error}", self._progress.training
         stuck = is_out_of_memory(error) and "HOROVOD_ELASTIC" not in os.environ
         if stuck and balancer is not None and balancer.computing:
-            self.end_others(str(balancer.not_done_again("in a loop without surviving_out_of_memory()")))
+            self.end_others(str(balancer.out_of_memory_error("in a loop without surviving_out_of_memory()")))
         elif not any(name in text for name in _SHARED):
             for _ in range(_REPEATS):
                 self.channel.announce(Kind.FAILED, text)

@@ -47,8 +47,8 @@ class RoundCalls:
     def __init__(self, core: Session, course: FitCourse, device: Device | None = None, *, apart: bool = False) -> None:
         self.balancer = core.balancer
         self.prefix = core.prefix
-        self.host = HostCalls(device, timed=core.goes_by_time)
-        core.meter.queued = device is not None and not core.goes_by_time
+        self.host = HostCalls(device, timed=core.depends_on_time)
+        core.meter.queued = device is not None and not core.depends_on_time
         # Keras has no time in which only others compute: as `agree` is called, the table is there, and they may wait.
         core.meter.defers_work = False
         gathers = core.policy.accumulates and not core.policy.updates_locally
@@ -145,7 +145,7 @@ class RoundCalls:
         """Return this rank's `RoundWeights`, if the current micro-batch is the round's last."""
         balancer, own = self.balancer, self.balancer.work.gradient_weight
         counts = balancer.meter.round.weight + own
-        planned = 0 if balancer.policy.weighs_twice else balancer.gradient.planned(balancer.work)
+        planned = 0 if balancer.policy.shrinks_early_steps else balancer.gradient.planned(balancer.work)
         own_mean = own / counts if counts else 0.0
         return [balancer.gradient.factor, counts, planned, own_mean, float(self.squares.due)]
 
@@ -266,7 +266,7 @@ class SquareNorms:
     @property
     def due(self) -> bool:
         """True if the squares of this round's gradients are taken."""
-        return self._every > 0 and self._balancer.measures(self._every)
+        return self._every > 0 and self._balancer.measures_noise(self._every)
 
     def take(self, correction: float, sent: npt.NDArray[Any] | None = None) -> None:
         """Keep the squares of what this rank has sent, and of the sums, for the next row."""

@@ -68,6 +68,6 @@ class MicroBatches:
             return False
         if not self.repeats or self.leaves or not balancer.computing:
             when = "where gradients may have left for other ranks, or been applied, which is not done again"
-            raise balancer.not_done_again(when)
+            raise balancer.out_of_memory_error(when)
         self._most = balancer.out_of_memory(again=True)
         return True

@@ -32,7 +32,7 @@ class Job:
     def round(self, data=(), total=0, **row):
         for rank, (balancer, clock) in enumerate(zip(self.balancers, self.clocks, strict=True)):
             plan = balancer.plan()
-            plan = plan.resize(total or plan.total).in_step(self.parts)
+            plan = plan.resize(total or plan.total).with_equal_counts(self.parts)
             for number, samples in enumerate(plan.sizes(rank)):
                 if number:
                     balancer.pause()
@@ -42,7 +42,7 @@ class Job:
         end = max(clock.now for clock in self.clocks) + 0.01
         for balancer, clock, tables in zip(self.balancers, self.clocks, self.tables, strict=True):
             balancer.meter.batch.done_at = clock.now
-            balancer.meter.waited(end - clock.now)
+            balancer.meter.add_wait(end - clock.now)
             tables.close_round()
             clock.now = end
         if self._summed is not None:

@@ -83,11 +83,11 @@ def test_waiting_for_others_inside_a_micro_batch_is_waiting_and_not_computing():
         for balancer, clock, mine_s, x in zip(job.balancers, job.clocks, forward_s, plan.samples, strict=True):
             balancer.begin(MicroBatch(plan, x))
             clock.now += mine_s
-            with balancer.meter.held_up():
+            with balancer.meter.waiting_for_others():
                 clock.now += max(forward_s) - mine_s + 0.0625
             clock.now += mine_s  # backward
             vectors.append(balancer.report())
-            with balancer.meter.held_up():  # the micro-batch is over: it is waiting as it is
+            with balancer.meter.waiting_for_others():  # the micro-batch is over: it is waiting as it is
                 clock.now += 0.03125
         end = max(clock.now for clock in job.clocks)
         for clock in job.clocks:
@@ -108,7 +108,7 @@ def test_a_micro_batch_that_failed_takes_its_waiting_along():
     for fails in (True, False):
         if fails:
             balancer.begin(MicroBatch(balancer.plan(), 8))
-            with balancer.meter.held_up():
+            with balancer.meter.waiting_for_others():
                 clock.now += 8.0
             balancer.out_of_memory()
         balancer.begin(MicroBatch(balancer.plan(), 8))
@@ -126,7 +126,7 @@ def test_the_transfer_to_come_is_the_shortest_wait_before_unless_layers_waited_t
     balancer = Balancer(BSP(), 0, 1, 8, clock=clock)
     for _ in range(3):
         balancer.begin(MicroBatch(balancer.plan(), 8))
-        with balancer.meter.held_up():
+        with balancer.meter.waiting_for_others():
             clock.now += in_layers_s
         clock.now += 1.0
         vector = balancer.report()

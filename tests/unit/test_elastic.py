@@ -29,9 +29,9 @@ class Rank:
         self.balancer: Balancer
 
 
-def take_up(ranks) -> list[bool]:
+def resume(ranks) -> list[bool]:
     """Let all take up their last commits together; return whether they are the very same ranks, as each says."""
-    return run_on_threads(lambda n: ranks[n].membership.take_up(ranks[n].balancer, here(), "t"), len(ranks))
+    return run_on_threads(lambda n: ranks[n].membership.resume(ranks[n].balancer, here(), "t"), len(ranks))
 
 
 def meet(ranks, policy=LBBSP, global_batch=GLOBAL_BATCH, rounds_ahead=0):
@@ -41,7 +41,7 @@ def meet(ranks, policy=LBBSP, global_batch=GLOBAL_BATCH, rounds_ahead=0):
         rank.membership.common = common
         rank.balancer = Balancer(policy(), number, len(ranks), global_batch, clock=lambda rank=rank: rank.now)
         rank.balancer.set_rounds_ahead(rounds_ahead)
-    take_up(ranks)
+    resume(ranks)
     plans = {tuple(rank.balancer.plan(ahead) for ahead in range(rounds_ahead + 1)) for rank in ranks}
     assert len(plans) == 1, "all ranks must decide alike"
     return ranks[0].balancer.plan()
@@ -63,7 +63,7 @@ def rounds(ranks, count, commit=True):
             rank.balancer.agree(sum(rows))
     if commit:
         for rank in ranks:
-            rank.membership.keep(rank.balancer)
+            rank.membership.capture(rank.balancer)
     return ranks[0].balancer.plan()
 
 
@@ -195,11 +195,11 @@ def test_with_another_predictor_plans_go_on_and_speeds_are_measured_anew(caplog)
 def test_some_of_the_ranks_are_not_the_same_ranks_whichever_were_lost(survivors, same):
     ranks = trained([300.0, 200.0, 100.0], BSP)
     for rank in ranks:
-        rank.membership.keep(rank.balancer)
+        rank.membership.capture(rank.balancer)
     left = [ranks[old] for old in survivors]
     for number, rank in enumerate(left):
         rank.balancer = Balancer(BSP(), number, len(left), GLOBAL_BATCH, clock=lambda: 0.0)
-    assert take_up(left) == [same] * len(left)
+    assert resume(left) == [same] * len(left)
 
 
 def test_before_the_first_commit_there_is_nothing_to_take_up():
@@ -222,10 +222,10 @@ class Broadcast:
 
 def test_everybody_has_what_rank_0_has_committed_and_the_same_number_of_resets():
     (rank,) = trained([300.0], BSP)
-    rank.membership.keep(rank.balancer, {"cursor": 7}, mixes=True)
+    rank.membership.capture(rank.balancer, {"cursor": 7}, mixes=True)
     rank.membership.resets = 3
     newcomer = Rank(1.0)
-    shared = newcomer.membership.share(Broadcast(rank.membership))
+    shared = newcomer.membership.broadcast(Broadcast(rank.membership))
     assert newcomer.membership.common is None, "until all else has been heard, too"
     newcomer.membership.accept(shared)
     assert newcomer.membership.common == rank.membership.common
@@ -287,7 +287,7 @@ class State(Member, Values):
 
 def test_telemetry_that_cannot_be_opened_after_a_reset_ends_alone(tmp_path, monkeypatch, caplog):
     """The table of docs/reliability.md: a file ends no job. Before any reset a wrong path is an error, told at once."""
-    monkeypatch.setattr(Session, "goes_on", False)
+    monkeypatch.setattr(Session, "resumes", False)
     (tmp_path / "file").write_text("")
     path = tmp_path / "file" / "run.jsonl"
     with pytest.raises(OSError, match="folder"):

@@ -84,7 +84,7 @@ def test_rounds_in_step_have_equally_many_micro_batches_with_a_sample_each(worke
         cuts = np.sort(rng.choice(total - 1, workers - 1, replace=False)) + 1
         plan = RoundPlan.of(np.diff(cuts, prepend=0, append=total))
         least, largest = int(rng.integers(1, 5)), int(rng.integers(0, 9))
-        stepped = plan.in_step(least, largest)
+        stepped = plan.with_equal_counts(least, largest)
         assert stepped.total == total
         assert len(set(stepped.micro_batches)) == 1
         assert stepped.micro_batches[0] >= least

@@ -64,14 +64,14 @@ def test_a_share_is_capped_and_keeps_to_its_multiple():
 def test_bounds_of_each_rank_cap_shares_where_all_do_equally_many_micro_batches(policy):
     planner = Planner(policy(max_micro_batch=[40, 24]), 2, 60)
     assert planner.plan().micro_batches == (1, 2), "where each accumulates as it needs"
-    planner.keep_in_step(1)
+    planner.require_equal_counts(1)
     assert planner.plan().samples == (36, 24)
     with pytest.raises(
         ValueError, match=r"global_batch=70 .*rank 0: 40, rank 1: 24\).*global_batch=64 .*micro_batches=2"
     ):
-        Planner(policy(max_micro_batch=[40, 24]), 2, 70).keep_in_step(1)
+        Planner(policy(max_micro_batch=[40, 24]), 2, 70).require_equal_counts(1)
     planner = Planner(policy(max_micro_batch=[40, 24]), 2, 70)
-    planner.keep_in_step(1, exactly=False)
+    planner.require_equal_counts(1, exactly=False)
     assert planner.plan().samples == (35, 35), "two micro-batches each"
 
 
@@ -95,8 +95,8 @@ def test_a_remainder_that_memory_does_not_hold_besides_is_a_round_of_its_own(sam
     planner = Planner(BSP(max_micro_batch=3), 2, 12)
     cutters = [Cutter(SharedPermutation(samples), planner, rank) for rank in range(2)]
     for cutter in cutters:
-        cutter.keep_in_step(2, exactly=True)
-    planner.keep_in_step(2)
+        cutter.require_equal_counts(2, exactly=True)
+    planner.require_equal_counts(2)
     assert cutters[0].rounds_of(samples) == len(rounds)
     done, visited = [], []
     for cutter in cutters:
@@ -159,7 +159,7 @@ def trained(policy, kind, speeds, sizes, total, rounds=80, first=True, seed=1):
     job = Job(policy, speeds, total)
     for rank, (balancer, size) in enumerate(zip(job.balancers, sizes, strict=True)):
         balancer.meter.memory.gauge = Gauge(kind, size, balancer, seed + rank)
-        balancer.planner.keep_in_step(1, exactly=False)
+        balancer.planner.require_equal_counts(1, exactly=False)
         if first:
             balancer.planner.begin_by_memory([size * GIB for size in sizes])
     for number in range(rounds):
@@ -218,7 +218,7 @@ def test_bounds_that_allow_less_than_a_round_share_it_in_their_proportion():
     job = Job(LBBSP, [100.0, 100.0], 60)
     for balancer, bound in zip(job.balancers, [30, 15], strict=True):
         balancer.meter.memory.failed = bound
-        balancer.planner.keep_in_step(1, exactly=False)
+        balancer.planner.require_equal_counts(1, exactly=False)
     for _ in range(4):
         job.round()
     assert job.balancers[0].plan().samples == (40, 20)
@@ -245,8 +245,8 @@ def test_an_error_that_cannot_be_survived_names_rank_moment_size_line_and_bound(
     message = (
         "round 0: rank 1 ran out of memory in a backward pass; set max_micro_batch of the policy below 30, or free "
     )
-    assert str(balancer.not_done_again("in a backward pass")) == f"{message}memory"
+    assert str(balancer.out_of_memory_error("in a backward pass")) == f"{message}memory"
     memory = balancer.meter.memory
     memory.base, memory.slope, memory.failed = 3.0 * GIB, 0.25 * GIB, 21
     line = "memory. A micro-batch of x samples takes 3072 + 256 x MiB on this rank, so 21 fit"
-    assert str(balancer.not_done_again("in a backward pass")) == message + line
+    assert str(balancer.out_of_memory_error("in a backward pass")) == message + line

@@ -82,5 +82,5 @@ def test_a_patience_that_is_none_is_refused():
 )
 def test_it_matters_when_work_is_done_to_plans_and_to_rounds_that_the_first_rank_ends(policy, matters):
     session = Session(policy, 0, 2, 8)
-    assert session.goes_by_time == matters
+    assert session.depends_on_time == matters
     session.close()

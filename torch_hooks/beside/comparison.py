@@ -56,13 +56,13 @@ class Comparison:
     def drain(self) -> None:
         """Compare all finished rounds, where all ranks have come to the end of an iteration; a collective call."""
         self._hear()
-        if self._tables.untold:
+        if self._tables.unsent:
             self._send()
             self._hear()
 
     def finish(self) -> None:
         """Compare all finished rounds after the last one, if all ranks come here: one that has failed may not."""
-        while self._under_way is not None or self._tables.untold:
+        while self._under_way is not None or self._tables.unsent:
             if self._under_way is None:
                 try:
                     self._send()

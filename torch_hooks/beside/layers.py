@@ -37,8 +37,8 @@ def leave_out_waits(meter: SpeedMeter) -> list[Any]:
             # There is no module if the constructor has failed, and a ScriptModule takes no such hooks.
             wrapped = vars(each).get("_modules", {}).get("module")
             if wrapped is not None and not isinstance(wrapped, torch.jit.ScriptModule):
-                handles.append(each.register_forward_pre_hook(Hook(lambda *_: meter.hold()), prepend=True))
-                handles.append(wrapped.register_forward_pre_hook(Hook(lambda *_: meter.release()), prepend=True))
+                handles.append(each.register_forward_pre_hook(Hook(lambda *_: meter.begin_wait()), prepend=True))
+                handles.append(wrapped.register_forward_pre_hook(Hook(lambda *_: meter.end_wait()), prepend=True))
         elif sharded and issubclass(kind, sharded):
             handles += _Sharded(meter).hooks(each)
     return handles
@@ -85,7 +85,7 @@ class _Sharded:
         ]
 
     def _before_gather(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
-        self._meter.hold()
+        self._meter.begin_wait()
         self._in = list(_with_gradient((args, kwargs)))
 
     def _behind_gather(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
@@ -98,7 +98,7 @@ class _Sharded:
             for tensor in inner:
                 _add(tensor, self._hold)
         self._in = []
-        self._meter.release()
+        self._meter.end_wait()
 
     def _before_hook_of_output(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         # These very tensors are kept, since FSDP2's hook may hand out others, in another type.
@@ -112,10 +112,10 @@ class _Sharded:
         self._out = []
 
     def _hold(self, gradient: torch.Tensor) -> None:
-        self._meter.hold()
+        self._meter.begin_wait()
 
     def _release(self, gradient: torch.Tensor) -> None:
-        self._meter.release()
+        self._meter.end_wait()
 
 
 class Hook:

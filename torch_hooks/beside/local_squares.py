@@ -42,7 +42,7 @@ class Noise:
     def begin_batch(self, work: MicroBatch) -> None:
         """Begin a batch: at the first of a round, decide whether it is measured."""
         every = self._trained.every
-        if every and self._measured is None and not self._balancer.in_round and self._balancer.measures(every):
+        if every and self._measured is None and not self._balancer.in_round and self._balancer.measures_noise(every):
             self._parameters, self._samples = self._trained.parameters(), work.plan.total / self._divisor
             self._own, self._weight, self._stale = [], 0.0, None
 

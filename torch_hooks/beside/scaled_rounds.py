@@ -89,17 +89,17 @@ class _Stage(enum.Enum):
 class ScaledRounds:
     """One rank's rounds. Made on all ranks alike, before the first batch is drawn.
 
-    ``goes_by_time``: it matters to the policy when work is done.
+    ``depends_on_time``: it matters to the policy when work is done.
     """
 
     def __init__(
-        self, balancer: Balancer, wire: TorchWire, prefix: str, reducer: Reducer, *, goes_by_time: bool
+        self, balancer: Balancer, wire: TorchWire, prefix: str, reducer: Reducer, *, depends_on_time: bool
     ) -> None:
         balancer.agreement.remedies = _REMEDIES
         balancer.agreement.kernels = kernels_here()
         self._balancer, self._meter = balancer, balancer.meter
         self._meter.defers_work = False
-        self._times = DeviceTimes(balancer.policy.name, self._meter, needed=goes_by_time)
+        self._times = DeviceTimes(balancer.policy.name, self._meter, needed=depends_on_time)
         line, trained = wire.new_group(), Trained(balancer, reducer)
         self.shares = Shares(balancer, line, prefix, reducer)
         self.steps = Steps(balancer, trained)
@@ -287,7 +287,7 @@ class ScaledRounds:
         """Note that the backward pass is over."""
         self._stage = _Stage.DONE
         self._meter.reads = False
-        self._meter.waited(self._meter.batch.clock() - self._meter.batch.done_at)
+        self._meter.add_wait(self._meter.batch.clock() - self._meter.batch.done_at)
         if self._balancer.closing:
             self._noise.complete()
         self.redone.backward_ends()

@@ -34,7 +34,7 @@ class Shares:
         if self._under_way is not None:
             (handle, total), self._under_way = self._under_way, None
             # All ranks wait for the one that drew its batches last, which is no work of this rank's.
-            with balancer.meter.held_up():
+            with balancer.meter.waiting_for_others():
                 self._wire.wait(handle)
             self._total = float(total)
             if not self._total:

@@ -78,7 +78,7 @@ class Steps:
         now = self._balancer.meter.batch.clock()
         # Horovod's optimizer waits for the other ranks in its step(), before it calls the step of the one inside.
         if len(self._inside) == 2 and is_horovods(optimizer):
-            self._balancer.meter.waited(now - self._update_began_at)
+            self._balancer.meter.add_wait(now - self._update_began_at)
         if len(self._inside) == (2 if is_horovods(optimizer) else 1):
             self._update_begins(now)
         else:
@@ -113,5 +113,5 @@ class Steps:
         # Once for several optimizers. Not by "later than": loading a state may take the round number back.
         if self._advanced != self._balancer.rounds:
             self._advanced = self._balancer.rounds
-            self._balancer.planner.advance(self._balancer.work.plan.total)
+            self._balancer.planner.count_update(self._balancer.work.plan.total)
         self._rates.multiply(self._inside[-1])

@@ -9,16 +9,16 @@ import numpy as np
 import torch
 from torch.utils.data import Subset, TensorDataset
 
-from hvd_hetero.data.same_data import Row, Shown, ranks_apart, show
+from hvd_hetero.data.same_data import DrawnRows, Row, drawn_rows, ranks_with_other_data
 from hvd_hetero.errors import PlanMismatchError
 
 _OF_TORCHVISION = ("data", "targets")
 
 
-def require_alike(dataset: Any, gather: Callable[[Shown], Sequence[Shown]]) -> None:
+def require_alike(dataset: Any, gather: Callable[[DrawnRows], Sequence[DrawnRows]]) -> None:
     """Raise unless all ranks hold the same samples, as far as compared. ``gather`` collects figures of all ranks."""
     # Parts of equal length that a user has cut by hand would be cut again by the plan.
-    if ranks := ranks_apart(gather(show(len(dataset), columns_of(dataset)))):
+    if ranks := ranks_with_other_data(gather(drawn_rows(len(dataset), columns_of(dataset)))):
         raise PlanMismatchError(
             f"ranks {ranks} hold other samples than rank 0 at the same indices. Give every rank the whole dataset, "
             "alike: BalancedLoader shares it out. Seed what is drawn at random; where each rank can only read "

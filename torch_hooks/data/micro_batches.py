@@ -92,7 +92,7 @@ class MicroBatches:
             ):  # planned before the limit was known
                 del batch
                 session.closed = closed
-                yield from self._in_parts(Parts(work, indices, most, cramped=False), asked_at)
+                yield from self._in_parts(Parts(work, indices, most, memory_in_use=False), asked_at)
                 self.note_finished()
                 continue
             session.closed = closed
@@ -110,7 +110,7 @@ class MicroBatches:
                     raise
                 if most := session.shortage.take_parts():
                     del batch
-                    yield from self._in_parts(Parts(work, indices, most, cramped=True), time.perf_counter())
+                    yield from self._in_parts(Parts(work, indices, most, memory_in_use=True), time.perf_counter())
             else:
                 session.idle_round()
             self.note_finished()
@@ -159,11 +159,11 @@ class MicroBatches:
             work = self._weighed(work, batch, part=True)
             if not (work.samples or work.last):
                 continue
-            session.begin(work, time.perf_counter() - asked_at, cramped=parts.cramped, held=bool(parts))
+            session.begin(work, time.perf_counter() - asked_at, memory_in_use=parts.memory_in_use, held=bool(parts))
             if not work.samples:
                 session.idle_round()
                 return
-            parts.cramped = False
+            parts.memory_in_use = False
             yield batch
             session.end_batch()
             del batch

@@ -80,7 +80,7 @@ class Allreduce(Synchroniser):
             self._collect()
             self._layouts.agree()
             self._rebuild_buckets()
-        self._own, measures = [], self._balancer.measures(self._every)
+        self._own, measures = [], self._balancer.measures_noise(self._every)
         self._send(weight, table=not changed, measures=measures)
         self._collect()
         correction = self._balancer.agree()

@@ -12,7 +12,7 @@ import torch
 from horovod.common.exceptions import HorovodInternalError
 
 from hvd_hetero.communication.objects import all_objects, object_of
-from hvd_hetero.watchdog.patience import horovod_gives_up_s
+from hvd_hetero.watchdog.patience import horovod_timeout_s
 from torch_hooks.wires.waiting import wait
 
 
@@ -29,9 +29,9 @@ class HorovodWire:
             raise ValueError("Horovod is not initialised; call hvd.init() before LoadBalance(…)")
 
     @property
-    def gives_up_s(self) -> float:
+    def collective_timeout_s(self) -> float:
         """Seconds after which a call fails if another rank does not come."""
-        return horovod_gives_up_s()
+        return horovod_timeout_s()
 
     @property
     def rank(self) -> int:

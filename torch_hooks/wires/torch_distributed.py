@@ -96,7 +96,7 @@ class _Group:
         return self._track.group
 
     @property
-    def gives_up_s(self) -> float:
+    def collective_timeout_s(self) -> float:
         """Seconds after which a call fails if another rank does not come: the group's timeout."""
         timeout = timeout_of(self._group)
         return math.inf if timeout is None else timeout.total_seconds()

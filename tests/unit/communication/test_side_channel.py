@@ -27,9 +27,9 @@ def channels(size, training=5):
 def test_answers_come_and_what_strangers_send_does_not_count():
     first, second = channels(2)
     seen = []
-    second._take, take = (
+    second._serve, take = (
         (lambda sock, packet, address: (seen.append(packet), take(sock, packet, address))),
-        second._take,
+        second._serve,
     )
     first.ask()
     second.listen(1.0)

@@ -93,7 +93,7 @@ class Rank:
         done = []
         while True:
             work, part = self.upcoming()
-            parts = Parts(work, part, max(work.samples, 1), cramped=False) if work.samples else None
+            parts = Parts(work, part, max(work.samples, 1), memory_in_use=False) if work.samples else None
             if parts is None:
                 return done
             while parts:
@@ -102,7 +102,7 @@ class Rank:
                 if len(samples) > 1 and not self._random.integers(4):
                     parts.again(int(self._random.integers(1, len(samples))))
                     continue
-                parts.cramped = False
+                parts.memory_in_use = False
                 done += samples
                 if small.last or (stops and not self._random.integers(3)):
                     return done
@@ -315,15 +315,15 @@ def test_an_epoch_with_nothing_left_for_a_round_of_then_is_over():
 
 
 @pytest.mark.parametrize(
-    ("most", "cramped", "sizes"), [(4, False, [4, 3, 3]), (4, True, [2, 4, 4]), (1, True, [1] * 10)]
+    ("most", "memory_in_use", "sizes"), [(4, False, [4, 3, 3]), (4, True, [2, 4, 4]), (1, True, [1] * 10)]
 )
-def test_parts_are_alike_but_for_a_first_small_one_after_a_failure(most, cramped, sizes):
-    parts = Parts(MicroBatch(RoundPlan.of([10]), 10, last=True), list(range(10)), most, cramped=cramped)
+def test_parts_are_alike_but_for_a_first_small_one_after_a_failure(most, memory_in_use, sizes):
+    parts = Parts(MicroBatch(RoundPlan.of([10]), 10, last=True), list(range(10)), most, memory_in_use=memory_in_use)
     got = []
     while parts:
         work, samples = parts.take()
         got.append(samples)
-        parts.cramped = False
+        parts.memory_in_use = False
         assert work.last == (not parts)
     assert [len(samples) for samples in got] == sizes
     assert list(chain.from_iterable(got)) == list(range(10))

@@ -13,14 +13,14 @@ FIGURES = SampleFigures.of(np.array([1.0, 2.0, 9.0]))
 
 def test_work_goes_by_the_rule_that_ranks_divide_by_and_not_by_what_this_one_has_measured():
     costs = CostMeter()
-    costs.saw(FIGURES)
+    costs.add_round(FIGURES)
     assert costs.work_of(FIGURES) == pytest.approx(3), "by lengths, in samples of the mean length"
     for _ in range(20):
         costs.learn(SampleFigures.of(np.array([5.0] * 3)), 1, 0.1)
     rules = CostRule(1.0, 0.0, 0.0, 0.0, 0.0), CostRule(0.0, 0.0, 0.0, 1.0, 0.0)
     works = []
     for rule in rules:
-        costs.agree(rule, 0.0, 3.0)
+        costs.set_agreed_rule(rule, 0.0, 3.0)
         works.append(costs.work_of(FIGURES))
     assert works == [3.0, 27.0]
 

@@ -19,7 +19,7 @@ def told(seconds, samples):
 def period(costs, rounds, samples=(10, 10, 10)):
     """One period; ``rounds`` holds the seconds of every rank, round by round."""
     for seconds in rounds:
-        costs.take(told(seconds, samples))
+        costs.add_round(told(seconds, samples))
     return costs.end_period()
 
 
@@ -64,7 +64,7 @@ def test_a_steady_rank_does_not_seem_to_move_with_one_that_scatters_much():
 def test_a_period_can_be_asked_to_go_on_until_there_are_enough_rounds():
     costs = Costs(2)
     for expected in (False, False, True, False):
-        costs.take(told((1.0, 2.0), (10, 10)))
+        costs.add_round(told((1.0, 2.0), (10, 10)))
         assert costs.end_period(least=3) is expected
     assert costs.per_sample.tolist() == pytest.approx([0.1, 0.2])
 

@@ -65,7 +65,7 @@ def test_every_k_th_round_alone_costs_a_record():
     for number in range(8):
         recorder(finished(number, wait_s=number - 1.0))
     assert [(record["round"], record["wait_s"][0]) for record in kept] == [(0, 0.0), (3, 3.0), (6, 6.0)]
-    assert recorder._held is None
+    assert recorder._incomplete is None
     recorder.add(all_of_them)
     recorder(finished(8))
     recorder.close()

@@ -163,11 +163,11 @@ def test_waiting_for_others_inside_a_micro_batch_is_not_the_devices_work():
     for _ in range(3):
         balancer.begin(MicroBatch(balancer.plan(), 8))
         device.launch(0.5)
-        with balancer.meter.held_up():
+        with balancer.meter.waiting_for_others():
             device.launch(2.0)  # the collective of a layer
         device.launch(0.25)
         vector = balancer.report()
-        with balancer.meter.held_up():
+        with balancer.meter.waiting_for_others():
             device.launch(0.125)  # starts nothing that is over
         balancer.agree(vector)
     assert [t.figures("compute_s")[0] for t in tables[1:]] == pytest.approx([0.75, 0.75], abs=1e-3)

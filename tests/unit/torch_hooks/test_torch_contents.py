@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 from torch.utils.data import Subset, TensorDataset  # noqa: E402
 
-from hvd_hetero.data.same_data import ranks_apart, show  # noqa: E402
+from hvd_hetero.data.same_data import drawn_rows, ranks_with_other_data  # noqa: E402
 from torch_hooks.data.contents import columns_of  # noqa: E402
 
 SAMPLES = 200
@@ -21,7 +21,7 @@ WHOLE = TensorDataset(X, LABELS)
 
 
 def told(dataset):
-    return show(len(dataset), columns_of(dataset))
+    return drawn_rows(len(dataset), columns_of(dataset))
 
 
 class Vision:
@@ -62,9 +62,9 @@ ALIKE = {
 
 @pytest.mark.parametrize("name", SHARDED)
 def test_data_sharded_by_hand_are_seen(name):
-    assert ranks_apart([told(each) for each in [SHARDED[name][0], *SHARDED[name]]]) == [2]
+    assert ranks_with_other_data([told(each) for each in [SHARDED[name][0], *SHARDED[name]]]) == [2]
 
 
 @pytest.mark.parametrize("name", ALIKE)
 def test_data_that_are_the_same_or_not_known_are_left_alone(name):
-    assert ranks_apart([told(each) for each in ALIKE[name]]) == []
+    assert ranks_with_other_data([told(each) for each in ALIKE[name]]) == []

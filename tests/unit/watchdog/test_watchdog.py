@@ -23,7 +23,7 @@ from hvd_hetero.policies import BSP, NonBlocking
 from hvd_hetero.rounds import MicroBatch
 from hvd_hetero.testing import run_on_threads
 from hvd_hetero.watchdog import EXIT_CODE, Patience, Watchdog
-from hvd_hetero.watchdog.progress import Progress, join_known
+from hvd_hetero.watchdog.progress import Progress, register_training
 from hvd_hetero.watchdog.whereabouts import _frame_of, locate
 
 SHORT = Patience(warn=0.3, deadlock=0.6, silent=1.0)
@@ -32,9 +32,9 @@ SHORT = Patience(warn=0.3, deadlock=0.6, silent=1.0)
 class Ranks:
     """Each in a thread, with a watchdog of its own; an allgather that they share."""
 
-    def __init__(self, size, patience=SHORT, gives_up_s=math.inf, policy=None):
+    def __init__(self, size, patience=SHORT, collective_timeout_s=math.inf, policy=None):
         self.size, self.policy = size, policy or BSP()
-        self.patience, self.gives_up_s = patience, gives_up_s
+        self.patience, self.collective_timeout_s = patience, collective_timeout_s
         self.ended = {}
 
     def run(self, *bodies):
@@ -49,7 +49,7 @@ class Ranks:
         gather = partial(here().allgather_object, name="addresses")
         watchdog = Watchdog(
             balancer, 5, gather, patience=self.patience, waits_in=("waits_here",),
-            gives_up_s=self.gives_up_s, end=lambda code: self.ended.setdefault(rank, code),
+            collective_timeout_s=self.collective_timeout_s, end=lambda code: self.ended.setdefault(rank, code),
         )  # fmt: skip
         try:
             body(self, rank, balancer)
@@ -143,7 +143,7 @@ def test_a_rank_that_answers_no_more_ends_the_job_of_the_others(caplog):
 
 
 def test_a_silent_rank_is_named_before_collectives_give_up(caplog):
-    ranks = Ranks(2, Patience(warn=60, silent=60), gives_up_s=1.5)
+    ranks = Ranks(2, Patience(warn=60, silent=60), collective_timeout_s=1.5)
 
     def waits(ranks, rank, balancer):
         in_round(balancer, ends=True)
@@ -156,7 +156,7 @@ def test_a_silent_rank_is_named_before_collectives_give_up(caplog):
 
 
 def test_ranks_whose_packets_do_not_pass_are_named_where_rounds_end_when_the_first_has_finished(caplog, monkeypatch):
-    monkeypatch.setattr(SideChannel, "_tell", lambda *_: None)  # a firewall
+    monkeypatch.setattr(SideChannel, "_send", lambda *_: None)  # a firewall
     ranks = Ranks(2, policy=NonBlocking(2))
     ranks.run(*[lambda *_: wait(lambda: len(caplog.records) == 2)] * 2)
     assert sorted(record.args[0] for record in caplog.records) == [0, 1]
@@ -183,7 +183,7 @@ def test_looking_goes_on_while_other_trainings_begin_and_end_in_the_process():
         looking.start()
         while looking.is_alive():
             begun.append(Balancer(BSP(), 0, 2, 8, clock=time.perf_counter))
-            join_known(begun[-1])
+            register_training(begun[-1])
             del begun[: len(begun) // 100 * 50]
     finally:
         sys.setswitchinterval(interval)
@@ -313,7 +313,7 @@ def test_a_stack_is_read_only_while_nothing_goes_on(monkeypatch):
     monkeypatch.setattr(
         "hvd_hetero.watchdog.progress.locate", lambda *_: looked.append(1) or (True, False, "somewhere")
     )
-    join_known(balancer)
+    register_training(balancer)
     for number in range(3):
         balancer.begin(MicroBatch(balancer.plan(), 4))
         assert progress.standstill(balancer) is None, "it has gone on"
@@ -330,7 +330,7 @@ def test_a_wait_begins_where_the_rank_last_went_on_and_anew_where_it_is_elsewher
     balancer, now, at = progress.training, [100.0], ["here"]
     monkeypatch.setattr("hvd_hetero.watchdog.progress.locate", lambda *_: (True, False, at[0]))
     monkeypatch.setattr("hvd_hetero.watchdog.progress.time", SimpleNamespace(monotonic=lambda: now[0]))
-    assert progress.goes_on(balancer)
+    assert progress.has_progressed(balancer)
     for seconds in (1.0, 2.0):
         now[0] = 100.0 + seconds
         assert progress.where().for_s == seconds

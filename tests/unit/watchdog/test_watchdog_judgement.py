@@ -7,7 +7,7 @@ import math
 import pytest
 
 from hvd_hetero.watchdog.judgement import judge
-from hvd_hetero.watchdog.patience import VARIABLE, Patience, horovod_gives_up_s
+from hvd_hetero.watchdog.patience import VARIABLE, Patience, horovod_timeout_s
 from hvd_hetero.watchdog.whereabouts import Whereabouts
 
 PATIENCE = Patience(warn=30, deadlock=60, silent=300)
@@ -24,7 +24,7 @@ def found(mine, others, silent=None, patience=PATIENCE, **more):
 def test_all_wait_in_different_collectives_is_said_and_ends_when_all_have_for_long():
     early = found(rank(0), [rank(1, at="7 body", where="hvd.allreduce() at b.py:2")])
     assert not early.ends
-    assert early.speaks
+    assert early.reports
     assert (
         "rank 0 has waited for 35 s in round 7, at a.py:1, for rank 1 in round 7, at hvd.allreduce() at b.py:2"
         in early.text
@@ -89,8 +89,8 @@ def test_two_lines_of_one_part_of_the_program_may_be_one_collective():
 
 def test_the_first_of_those_who_see_the_same_speaks():
     others = [rank(1), rank(2, waits=False)]
-    assert found(rank(0), others).speaks
-    assert not found(rank(3), others).speaks
+    assert found(rank(0), others).reports
+    assert not found(rank(3), others).reports
 
 
 def test_many_ranks_are_counted_and_not_listed():
@@ -136,9 +136,9 @@ def test_the_host_of_a_silent_rank_is_named_where_there_are_several():
 
 
 def test_what_ends_the_job_first_is_told():
-    assert "Collectives fail after 30 s of it." in found(rank(0), [], {1: 5.0}, gives_up_s=30.0).text
-    assert "The job ends after 300 s of it" in found(rank(0), [], {1: 5.0}, gives_up_s=1800.0).text
-    assert found(rank(0), [], {1: 300.0}, gives_up_s=30.0).ends
+    assert "Collectives fail after 30 s of it." in found(rank(0), [], {1: 5.0}, collective_timeout_s=30.0).text
+    assert "The job ends after 300 s of it" in found(rank(0), [], {1: 5.0}, collective_timeout_s=1800.0).text
+    assert found(rank(0), [], {1: 300.0}, collective_timeout_s=30.0).ends
 
 
 @pytest.mark.parametrize(
@@ -154,4 +154,4 @@ def test_horovod_gives_up_as_its_variable_says_where_gloo_carries_it(monkeypatch
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert horovod_gives_up_s() == seconds
+    assert horovod_timeout_s() == seconds
