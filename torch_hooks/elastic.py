@@ -150,8 +150,9 @@ class TorchState(Member, ObjectState):  # type: ignore[misc]
             raise ValueError("loader is followed by a SavedTraining or a TorchState already; keep to one of them")
         if batches is not None and not batches.cutter.order.survives_resets:
             raise ValueError(
-                "a loader with stream='shard' cannot be elastic: with other ranks there are other parts, and nobody "
-                "knows which samples of theirs were done; use stream='whole', or data with random access"
+                "a loader with stream='shard' cannot be elastic if each rank has a shard of its own: with other ranks "
+                "there are other shards, and nobody knows which samples of theirs were done; use stream='whole', a "
+                "dataset with num_shards and shard(), or data with random access"
             )
         self._follow_session(balance._session)
         self._batches = batches

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from torch.utils.data import Dataset, IterableDataset
@@ -72,12 +73,15 @@ class BalancedLoader:
         ``max_micro_batch`` of the policy asks for them.
     stream, rounds_per_epoch
         For an ``IterableDataset``. "whole": it yields the same samples in the same order on every rank; each round they
-        are shared out by the plan, every sample to one rank, and an epoch ends with the stream. "shard": it yields on
-        every rank samples of its own, its shard; an epoch is ``rounds_per_epoch`` rounds, and a shard that ends begins
-        again. The dataset's ``set_epoch``, if any, is called with the number of the epoch, or of the pass over the
-        shard. Plans take effect in the next round, also with worker processes, among which the dataset must share out
-        its samples by ``get_worker_info()``, as in PyTorch. The contents of whole streams are not compared: random
-        order must come from a seed that all ranks have. To resume, a stream is read again from its front.
+        are shared out by the plan, every sample to one rank, and an epoch ends with the stream. "shard": ranks read
+        different samples. A dataset with ``num_shards`` and ``shard()``, the same on every rank, is handed out by
+        shards. Any other yields on every rank samples of its own, its shard, and so does one with
+        ``rounds_per_epoch``: an epoch is so many rounds, and a shard that ends begins again. The dataset's
+        ``set_epoch``, if any, is called with the number of the epoch, or of the pass over the shard. Plans take effect
+        in the next round, also with worker processes, among which the dataset must share out its samples by
+        ``get_worker_info()``, as in PyTorch, if it has no shards. The contents of whole streams are not compared:
+        random order must come from a seed that all ranks have. A dataset with ``state_dict`` and ``load_state_dict``
+        is resumed by them; others are read again from their front.
     weight_of
         A function of a batch that returns what its mean loss is over, if not its samples:
         ``lambda batch: (batch["labels"] != -100).sum()``. The gradient is then the mean over these of all ranks and
@@ -151,6 +155,7 @@ class BalancedLoader:
         order = order_of(
             dataset, session.wire, shuffle=shuffle, seed=seed, sampler=sampler, batch_sampler=batch_sampler,
             stream=stream, rounds_per_epoch=rounds_per_epoch, least=least, options=loader_options,
+            gather=self._gather,
         )  # fmt: skip
         if order.size is not None and order.size < least:
             raise ValueError(
@@ -290,6 +295,13 @@ class BalancedLoader:
             if not over:
                 self._go_on_later()
                 return
+
+    def _gather(self, mine: Any) -> Sequence[Any]:
+        """Return what all ranks give, in the order of ranks; no rank counts the wait as time for its data."""
+        session, began_at = self._session, time.perf_counter()
+        everywhere = session.wire.allgather_object(mine, name=f"{session.prefix}.parts")
+        self._micro_batches.gathered_s += time.perf_counter() - began_at
+        return everywhere
 
     def _fit_reducer(self) -> None:
         """Cut rounds as the reducer needs them, or raise where it cannot be."""

@@ -240,8 +240,8 @@ class SavedTraining:
         own = progress["own"]
         if len(own) != wire.size and not self._batches.cutter.order.survives_resets:
             raise ValueError(
-                f"{self.path} is of {len(own)} ranks, this job has {wire.size}, and with stream='shard' nobody knows "
-                "which samples of the other parts were done; launch as many, or use stream='whole'"
+                f"{self.path} is of {len(own)} ranks, this job has {wire.size}, and with a shard of each rank's "
+                "own nobody knows which samples of the others were done; launch as many, or use stream='whole'"
             )
         for name, part in self._parts.items():
             broadcast_state(wire, part, f"{session.prefix}.loaded.{name}")

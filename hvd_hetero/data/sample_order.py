@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -130,7 +130,7 @@ class SampleOrder(ABC):
     """Rounds that may be taken before the oldest of them is finished."""
     end: EpochEnd = EpochEnd()
     """How the last rounds of an epoch are planned."""
-    survives_resets: ClassVar[bool] = True
+    survives_resets: bool = True
     """True: other ranks can go on where these have stopped in an epoch."""
     costs: SampleCosts | None = None
     """What samples cost; None: all cost the same."""

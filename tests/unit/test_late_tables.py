@@ -7,7 +7,7 @@ import pytest
 from late_jobs import Job
 
 from hvd_hetero.data.sample_order import EpochEnd
-from hvd_hetero.data.stream_orders import ShardStream
+from hvd_hetero.data.stream_parts import StreamParts
 from hvd_hetero.errors import HeteroError, PlanMismatchError
 from hvd_hetero.policies import BSP, LBBSP
 from hvd_hetero.rounds import RoundPlan
@@ -97,7 +97,7 @@ def test_rounds_in_step_have_equally_many_micro_batches_with_a_sample_each(worke
 
 
 def test_shards_are_cut_in_step_too():
-    stream = ShardStream(lambda number: range(100), 5, rank=0, workers=2)
+    stream = StreamParts(lambda *_: range(100), 2, 0, 2, lambda mine: [mine, mine], own=True, rounds=5)
     stream.end = EpochEnd(in_step=2)
     cut = stream.take(RoundPlan((9, 4), (3, 1)), 0)
     assert cut.plan == RoundPlan((9, 4), (2, 2))

@@ -37,6 +37,8 @@ class MicroBatches:
         """True: all micro-batches of a round are read before its first one begins."""
         self.round: list[Any] = []
         """Those batches."""
+        self.gathered_s = 0.0
+        """Seconds in which the next batch waited for other ranks."""
         self._told: deque[float] = deque()
         """What the rest of them count, where all ranks have been told."""
         self.cutter = cutter

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from typing import Any
 
 from torch.utils.data import Dataset, IterableDataset
@@ -26,8 +26,13 @@ def order_of(
     rounds_per_epoch: int | None,
     least: int,
     options: Mapping[str, Any],
+    gather: Callable[[Any], Sequence[Any]],
 ) -> SampleOrder:
-    """Return the order. ``least`` is how many samples a round needs; ``options`` are those of the DataLoader."""
+    """Return the order.
+
+    ``least`` is how many samples a round needs; ``options`` are those of the DataLoader; ``gather`` returns what all
+    ranks give it at once.
+    """
     streams = isinstance(dataset, IterableDataset)
     if not streams and not (isinstance(dataset, Sized) and hasattr(dataset, "__getitem__")):
         raise ValueError(
@@ -51,7 +56,7 @@ def order_of(
             )
         if chosen:
             raise ValueError(f"{chosen[0]} is for a dataset with __len__ and __getitem__; order the stream itself")
-        return stream_order(dataset, wire, stream, rounds_per_epoch, least, options)
+        return stream_order(dataset, wire, stream, rounds_per_epoch, least, options, gather)
     assert isinstance(dataset, Sized), "it has been checked"
     given = sampler if batch_sampler is None else batch_sampler
     draw = None if given is None else drawn_by(given, seed, in_batches=sampler is None)

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Iterable, Mapping, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from typing import Any
 
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from hvd_hetero.data.stream_orders import ShardStream, SharedStream
+from hvd_hetero.data.sample_order import SampleOrder
+from hvd_hetero.data.stream_orders import SharedStream
+from hvd_hetero.data.stream_parts import StreamParts
+from torch_hooks.data.turns import State, front, lanes_of, read, shards_of
 from torch_hooks.wires.choice import TorchWire
 
-_SAMPLES_PER_HANDOVER = 64  # of a worker process (arbitrary; more costs memory)
 _CHOOSE = (
     "an iterable dataset can be read in two ways, and only you know which is right: stream='whole', if it yields the "
-    "same samples in the same order on every rank, which are then shared out; or stream='shard' with "
-    "rounds_per_epoch=…, if it yields on each rank samples of its own"
+    "same samples in the same order on every rank, which are then shared out; or stream='shard', if ranks read "
+    "different samples: its shards, or, if it has no shard() or with rounds_per_epoch=…, what it yields on each rank"
 )
 
 
@@ -33,31 +34,46 @@ def stream_order(
     rounds_per_epoch: int | None,
     least: int,
     options: Mapping[str, Any],
-) -> SharedStream | ShardStream:
+    gather: Callable[[Any], Sequence[Any]],
+) -> SampleOrder:
     """Return the order that takes samples from this dataset; ``options`` are its DataLoader's."""
     if stream not in ("whole", "shard"):
         raise ValueError(f"stream must be 'whole' or 'shard', got {stream!r}: {_CHOOSE}")
-    if (stream == "shard") != (rounds_per_epoch is not None):
+    if stream == "whole" and rounds_per_epoch is not None:
         raise ValueError(
-            f"rounds_per_epoch is the length of an epoch of shards, whose ends other ranks do not see; got "
-            f"{rounds_per_epoch!r} with stream={stream!r}: "
-            + ("leave it out, the stream's end is the epoch's" if stream == "whole" else "give the number of rounds")
+            f"rounds_per_epoch is for stream='shard', got {rounds_per_epoch!r} with stream='whole': leave it out, the "
+            "stream's end is the epoch's"
         )
-    if options.get("persistent_workers") and callable(getattr(dataset, "set_epoch", None)):
-        raise ValueError(
-            "persistent_workers=True keeps copies of the dataset that its set_epoch() does not reach, so every epoch "
-            "would come in the order of the first; leave it out"
-        )
-    reader: DataLoader[Any] = DataLoader(dataset, batch_size=_SAMPLES_PER_HANDOVER, collate_fn=_packed, **options)
+    workers, shards = options["num_workers"], shards_of(dataset)
+    # A process that went on with the next epoch would have a copy of the dataset that its set_epoch() does not reach.
+    options = {name: value for name, value in options.items() if name != "persistent_workers"}
+    DataLoader(dataset, batch_size=None, **options)  # which refuses what is wrong
 
-    def read(number: int) -> Iterable[Any]:
+    def whole(epoch: int, state: State | None = None) -> Iterator[Any]:
         if callable(set_epoch := getattr(dataset, "set_epoch", None)):
-            set_epoch(number)
-        return dataset if reader.num_workers == 0 else _samples_of(reader)
+            set_epoch(epoch)
+        return read(dataset, epoch, lanes_of(dataset, workers) if state is None else state, options)
 
-    if rounds_per_epoch is None:
-        return SharedStream(read, least, reader.num_workers, size=_size(dataset))
-    return ShardStream(read, rounds_per_epoch, wire.rank, wire.size, reader.num_workers)
+    if stream == "whole":
+        return SharedStream(whole, least, workers, size=_size(dataset))
+    if rounds_per_epoch is not None or shards == 0:
+        return StreamParts(
+            lambda epoch, part, of, state: whole(epoch, state), wire.size, wire.rank, wire.size, gather, own=True,
+            rounds=rounds_per_epoch,
+        )  # fmt: skip
+    if getattr(dataset, "_distributed", None) is not None:
+        raise ValueError(
+            "stream='shard' hands out the shards of a dataset that is the same on every rank, and this one was split "
+            "by split_dataset_by_node; leave that out, or give rounds_per_epoch"
+        )
+
+    def part_of(epoch: int, part: int, of: int, state: State | None) -> Iterator[Any]:
+        mine = range(part * shards // of, (part + 1) * shards // of)
+        return read(dataset, epoch, front(shards, [[each] for each in mine]) if state is None else state, options)
+
+    # Several parts for each rank, so that one that is ahead finds another; and a shard for each process if that goes.
+    parts = max(min(shards, 4 * wire.size), shards // max(1, workers))
+    return StreamParts(part_of, parts, wire.rank, wire.size, gather)
 
 
 def _size(dataset: IterableDataset[Any]) -> int | None:
@@ -67,14 +83,3 @@ def _size(dataset: IterableDataset[Any]) -> int | None:
         return len(dataset) if isinstance(dataset, Sized) else None
     except TypeError:
         return None
-
-
-def _samples_of(reader: Iterable[bytes]) -> Iterable[Any]:
-    for chunk in reader:
-        yield from pickle.loads(chunk)
-
-
-def _packed(samples: list[Any]) -> bytes:
-    """Return samples as bytes."""
-    # Tensors from another process would each hold a file open until they are used.
-    return pickle.dumps(samples, pickle.HIGHEST_PROTOCOL)

@@ -8,6 +8,11 @@ import signal
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
+
+from torch.utils.data import get_worker_info
+
+from torch_hooks.data.turns import Turns
 
 
 class EndsWithRank:
@@ -25,6 +30,9 @@ class EndsWithRank:
         with suppress(AttributeError, OSError, RuntimeError):
             threading.Thread(target=_end_after, args=(os.pidfd_open(self._rank),), daemon=True).start()
         if self._then is not None:
+            info: Any = get_worker_info()
+            if isinstance(info.dataset, Turns):
+                object.__setattr__(info, "dataset", info.dataset.dataset)  # where a function looks for the user's
             self._then(worker)
 
 

@@ -49,27 +49,6 @@ class SharedList:
         self._back = [each for each in self._back if not is_due(each[0])]
 
 
-class EndlessLists:
-    """A list for each rank, again and again; an epoch is so many rounds."""
-
-    def __init__(self, lists, rounds):
-        self._rests = [itertools.cycle(samples) for samples in lists]
-        self._rounds = self._left = rounds
-
-    def start(self):
-        self._left = self._rounds
-
-    def next_round(self, plan):
-        if self._left == 0:
-            return None
-        self._left -= 1
-        return plan, [list(itertools.islice(rest, x)) for rest, x in zip(self._rests, plan.samples, strict=True)]
-
-    def finish(self, parts, done):
-        for rank, (part, count) in enumerate(zip(parts, done, strict=True)):
-            self._rests[rank] = itertools.chain(part[count:], self._rests[rank])
-
-
 class EndingLists:
     """A list for each rank, once; a rank whose list has ended is planned no more."""
 

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from oracles import EndingLists, EndlessLists, SharedList
+from oracles import EndingLists, SharedList
 
 from hvd_hetero.columns import COLUMNS
 from hvd_hetero.data.cutter import Cutter, Parts
 from hvd_hetero.data.permutation import SharedPermutation
 from hvd_hetero.data.sample_order import Cut
-from hvd_hetero.data.stream_orders import EndingShard, ShardStream, SharedStream
+from hvd_hetero.data.stream_orders import EndingShard, SharedStream
 from hvd_hetero.planner import Planner
 from hvd_hetero.policies import BSP, LBBSP, StaticAllocation
 from hvd_hetero.rounds import MicroBatch, RoundPlan, RoundReport, RoundTable
@@ -206,28 +206,6 @@ def test_a_whole_stream_is_shared_out_as_by_the_oracle(length, least, **job):
         done = list(chain.from_iterable(parts))
         assert len(set(done)) == len(done) > length - least
         assert set(done) <= set(read(epoch))
-
-
-@given(lengths=st.lists(st.integers(1, 20), min_size=4, max_size=4), rounds=st.integers(1, 9), **jobs)
-def test_shards_of_a_known_number_of_rounds_are_read_in_turn_as_by_the_oracle(lengths, rounds, **job):
-    workers = job["workers"]
-    lists = [[f"{rank}.{i}" for i in range(length)] for rank, length in enumerate(lengths[:workers])]
-
-    def oracle(epoch, before):
-        if before is None:
-            return EndlessLists(lists, rounds)
-        before.start()
-        return before
-
-    epochs = play(
-        lambda: [ShardStream(lambda n, r=r: lists[r], rounds, r, workers) for r in range(workers)], oracle,
-        rounds_ahead=0, least=1, **job,
-    )  # fmt: skip
-    for rank, mine in enumerate(lists):
-        done = list(chain.from_iterable(parts[rank] for parts in epochs))
-        times = [done.count(sample) for sample in mine]
-        assert times == sorted(times, reverse=True), "from its front"
-        assert max(times) - min(times) <= 1, "none twice before all were done once"
 
 
 @given(lengths=st.lists(st.integers(1, 30), min_size=4, max_size=4), **jobs)
