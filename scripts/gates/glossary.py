@@ -43,7 +43,7 @@ def pattern_of(words: list[str]) -> re.Pattern[str]:
     each = "|".join(re.sub(r" ", r"[ _-]?", word) for word in words)
     # A name's part begins at its start, after an underscore, or with a capital. CSS has a "color-scheme" of its own.
     return re.compile(
-        rf"(?:(?<![A-Za-z])(?<!color-)|(?<=[a-z])(?=[A-Z]))(?:{each})(?:s|es|d|ed)?(?![a-z])", re.IGNORECASE
+        rf"(?:(?<![A-Za-z])(?<!color-)|(?-i:(?<=[a-z])(?=[A-Z])))(?:{each})(?:s|es|d|ed)?(?-i:(?![a-z]))", re.IGNORECASE
     )
 
 

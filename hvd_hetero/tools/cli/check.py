@@ -1,4 +1,4 @@
-"""``hvd-hetero check``: whether this installation can train, and which command mends what is amiss."""
+"""``hvd-hetero check``: whether this installation can train, and which command repairs what is wrong."""
 
 from __future__ import annotations
 
@@ -68,11 +68,11 @@ def _findings(args: argparse.Namespace, environ: Mapping[str, str]) -> Iterator[
 
 
 def write(found: Sequence[Finding]) -> None:
-    """Print a line for each finding, and the commands that mend what is amiss."""
+    """Print a line for each finding, and the commands that repair what is wrong."""
     for finding in found:
         sys.stdout.write(f"{finding.verdict:<8} {finding.name}: {finding.text}\n")
         if finding.command:
-            sys.stdout.write(f"{'':<8} mend it by: {finding.command}\n")
+            sys.stdout.write(f"{'':<8} repair it by: {finding.command}\n")
     sys.stdout.write(f"{_summary(found)}\n")
 
 

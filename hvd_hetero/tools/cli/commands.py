@@ -14,7 +14,8 @@ from hvd_hetero.errors import HeteroError
 from hvd_hetero.tools.cli import build_horovod, check, profile, report, simulate
 from hvd_hetero.tools.cli.output import reader_left
 
-READER_LEFT = 141  # of a program that SIGPIPE ends, as shells report it: 128 + 13
+# As shells report a program that SIGPIPE ends: 128 + 13.
+READER_LEFT = 141
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class Command:
 
 _HELP: dict[ModuleType, str] = {
     build_horovod: "build a wheel of Horovod 0.28.1 for the installed torch and TensorFlow",
-    check: "say whether this installation can train, and which command mends what is amiss",
+    check: "say whether this installation can train, and which command repairs what is wrong",
     profile: "time one training step over batch sizes: where this device saturates, what a sample costs, where memory "
     "ends",
     report: "say where the time of a recorded run went, which rank was slow, and why: in the terminal, and as an HTML "
@@ -75,4 +76,5 @@ def main(argv: Sequence[str] | None = None, commands: Sequence[Command] = COMMAN
         if args.traceback:
             raise
         sys.stderr.write(f"hvd-hetero: error: {error}\n")
-        return 2 if isinstance(error, ValueError) else 1  # as argparse does
+        # As argparse does for wrong arguments.
+        return 2 if isinstance(error, ValueError) else 1

@@ -22,7 +22,8 @@ BUILD = "hvd-hetero build-horovod --install"
 _OLDEST_PYTHON = (3, 11)
 _KEPT = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_")
 _OTHER_ALLOCATORS = ("jemalloc", "tcmalloc", "mimalloc")
-_LEAST_FREE = 0.1  # of a memory limit, below which a warning is due (arbitrary)
+# With less of a container's memory free, a larger batch may end it (arbitrary).
+_FREE_WARNED_BELOW = 0.1
 _GIB = 2**30
 _RANKS, _LENGTH = 2, 1000
 _ALONE = "torch.distributed"
@@ -53,15 +54,16 @@ print("sum", len(summed), float(tf.reduce_min(summed)), float(tf.reduce_max(summ
 """,
 }
 _EXPECTED = f"sum {_LENGTH} 3.0 3.0"
-_ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"}  # two ranks may share one GPU
-_LONGEST = 200
+# Without GPUs: two ranks may share one, which NCCL refuses.
+_ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"}
+_ERROR_LETTERS = 200
 
 Grade: TypeAlias = Literal["ok", "warning", "failure"]
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the table; ``command`` mends it, if there is something to mend."""
+    """One line of the table; ``command`` is what to run if there is something to mend."""
 
     name: str
     verdict: Grade
@@ -87,7 +89,7 @@ def tools(complaint: str, *, needed: bool) -> Finding:
     command = " && ".join(dict.fromkeys(ways)) or "hvd-hetero build-horovod --check-tools"
     if needed:
         return Finding("compiler", "failure", f"Horovod has to be built, and this is missing: {text}", command)
-    return Finding("compiler", "warning", f"missing, should Horovod be built here: {text}", command)
+    return Finding("compiler", "warning", f"this is missing if Horovod is to be built here: {text}", command)
 
 
 def frameworks(installed: Mapping[str, str]) -> Finding:
@@ -166,7 +168,7 @@ def keras(versions: Mapping[str, str], environ: Mapping[str, str], backend: str 
     if backend != "tensorflow":
         text = f"{version} on {backend}; keras_callbacks needs the TensorFlow backend{rest}"
         return Finding("Keras", trains, text, "export KERAS_BACKEND=tensorflow")
-    text = f"{version}: use keras_callbacks.LoadBalance; Horovod's own DistributedOptimizer synchronises nothing here"
+    text = f"{version}: use keras_callbacks.LoadBalance, since Horovod's own DistributedOptimizer synchronises nothing"
     return Finding("Keras", "ok", text)
 
 
@@ -181,9 +183,9 @@ def container(quota: float, machine_cores: int, memory_limit: float, memory_used
     if quota < min(ranks, machine_cores):
         text += f": {ranks} ranks are stopped for parts of every 100 ms (Kubernetes: raise resources.limits.cpu)"
         return Finding("container", "warning", text, f"docker update --cpus {min(ranks, machine_cores)} CONTAINER")
-    if memory_used > (1 - _LEAST_FREE) * memory_limit:
+    if memory_used > (1 - _FREE_WARNED_BELOW) * memory_limit:
         command = f"docker update --memory {math.ceil(2 * memory_limit / _GIB)}g CONTAINER"
-        return Finding("container", "warning", f"{text}: less than {_LEAST_FREE:.0%} is free", command)
+        return Finding("container", "warning", f"{text}: less than {_FREE_WARNED_BELOW:.0%} is free", command)
     return Finding("container", "ok", text)
 
 
@@ -197,8 +199,7 @@ def cores(usable: int, ranks: int) -> Finding:
 
 def threads(setting: str, usable: int, ranks: int) -> Finding:
     """Judge whether the threads of all ranks fit onto the cores."""
-    share = max(usable // ranks, 1)
-    command = f"export OMP_NUM_THREADS={share}"
+    command = f"export OMP_NUM_THREADS={max(usable // ranks, 1)}"
     if not setting:
         if ranks == 1:
             return Finding("threads", "ok", f"OMP_NUM_THREADS is not set: one rank uses all {usable} cores")
@@ -220,11 +221,11 @@ def allocator(environ: Mapping[str, str], libc: str) -> Finding:
     if other := next((name for name in _OTHER_ALLOCATORS if name in preloaded), None):
         return Finding("allocator", "ok", f"{other}, by LD_PRELOAD")
     if libc != "glibc":
-        return Finding("allocator", "ok", f"of {libc or 'an unknown C library'}: no advice")
+        return Finding("allocator", "ok", f"the one of {libc or 'an unknown C library'}, for which there is no advice")
     if missing := [name for name in _KEPT if not environ.get(name)]:
-        text = f"glibc hands freed memory back, so step times jump with the batch (not set: {', '.join(missing)})"
+        text = f"glibc returns freed memory, so step times jump with the batch size (not set: {', '.join(missing)})"
         return Finding("allocator", "warning", text, command)
-    return Finding("allocator", "ok", "glibc keeps freed memory")
+    return Finding("allocator", "ok", "glibc keeps freed memory in the process")
 
 
 def two_ranks(
@@ -251,10 +252,12 @@ def judge(framework: str, outcome: tuple[str, ...] | Exception, timeout_s: float
         text = f"not done after {timeout_s:g} s; does a firewall stop connections of this machine to itself?"
         return Finding(name, "failure", text, f"hvd-hetero check --timeout {4 * timeout_s:g}")
     if isinstance(outcome, RankError):
-        text = str(outcome).splitlines()[0].partition("failed; ")[2][:_LONGEST]
+        text = str(outcome).splitlines()[0].partition("failed; ")[2][:_ERROR_LETTERS]
         return Finding(name, "failure", text, f"{sys.executable} -c 'import {module}'")
     if isinstance(outcome, Exception):
-        return Finding(name, "failure", str(outcome).splitlines()[0][:_LONGEST], BUILD if with_horovod else _TORCH)
+        return Finding(
+            name, "failure", str(outcome).splitlines()[0][:_ERROR_LETTERS], BUILD if with_horovod else _TORCH
+        )
     if any(_EXPECTED not in said for said in outcome) or len(outcome) != _RANKS:
         said = " and ".join(repr(text.strip()[-60:]) for text in outcome)
         text = f"the sum must be {_EXPECTED!r} on both, and is {said}"

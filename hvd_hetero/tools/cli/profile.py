@@ -47,7 +47,9 @@ def run(args: argparse.Namespace) -> int:
 
     for name in ("smallest", "largest", "longest", "repeats"):
         if not 0 < getattr(args, name) < math.inf:
-            raise ValueError(f"--{name} must be positive and finite, got {getattr(args, name)}; leave it out")
+            raise ValueError(
+                f"--{name} must be positive and finite, got {getattr(args, name)}; omit it for the default"
+            )
 
     step, memory = _function(args.step), MemoryMeter()
     if (torch := sys.modules.get("torch")) is not None and torch.cuda.is_available():
@@ -84,7 +86,7 @@ def _function(name: str) -> Callable[[int], object]:
     module_name, colon, function_name = name.partition(":")
     if not (colon and function_name and all(map(str.isidentifier, module_name.split(".")))):
         raise ValueError(f"the step must be given as MODULE:FUNCTION, got {name!r}; for example: train:step")
-    # As `python -m` does.
+    # As `python -m` does: the user's module lies in the current folder.
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
@@ -93,10 +95,12 @@ def _function(name: str) -> Callable[[int], object]:
         # Otherwise the module is there, and one that it imports is not.
         if error.name is None or not (module_name + ".").startswith(error.name + "."):
             raise
-        raise ValueError(f"there is no module {module_name!r} here; run the command in its directory") from error
+        raise ValueError(
+            f"there is no module {module_name!r} here; run the command in the folder that holds it"
+        ) from error
     step = getattr(module, function_name, None)
     if not callable(step):
-        raise ValueError(f"module {module_name!r} has no function {function_name!r}")
+        raise ValueError(f"module {module_name!r} has no function {function_name!r}; name one that takes a batch size")
     return step  # type: ignore[no-any-return]
 
 
@@ -137,7 +141,7 @@ def _write(curve: DeviceCurve, name: str) -> None:
     if gamma.saturation > 1:
         console.print(f"Below {gamma.saturation:.4g} samples a smaller batch saves no time.")
     if (failure := curve.smallest_failure) is None:
-        console.print(f"Memory did not end: {curve.largest} samples fit.")
+        console.print(f"Memory: {curve.largest} samples fit, and no larger batch was tried.")
     else:
         console.print(f"Memory: {curve.largest} samples fit, {failure} do not.")
     console.print("For a description that hvd-hetero simulate reads:\n")
@@ -147,6 +151,7 @@ def _write(curve: DeviceCurve, name: str) -> None:
 def _as_worker(gamma: Gamma) -> list[str]:
     """Return the lines of a description that hold this curve."""
     lines = ["[[workers]]", f"slope_ms = {gamma.slope_s * 1e3:.6g}"]
-    lines += [f"fixed_ms = {gamma.intercept_s * 1e3:.6g}"] if gamma.intercept_s > 0 else []  # none may be below 0
+    # A fit to noisy times may be below zero, which a description refuses.
+    lines += [f"fixed_ms = {gamma.intercept_s * 1e3:.6g}"] if gamma.intercept_s > 0 else []
     lines += [f"saturation = {gamma.saturation:.6g}"] if gamma.saturation > 1 else []
     return lines + ([f"memory_limit = {gamma.out_of_memory}"] if gamma.out_of_memory is not None else [])

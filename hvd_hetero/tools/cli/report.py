@@ -8,7 +8,8 @@ from pathlib import Path
 
 from hvd_hetero.tools.cli.output import printer
 
-_LEAST_WIDTH = 80
+# A narrower table would wrap its figures; a terminal scrolls or wraps the lines itself.
+_TABLE_WIDTH = 80
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     from hvd_hetero.tools.report.page import check_page, page
 
     if args.page is not None and args.no_page:
-        raise ValueError("give either --page FILE.html or --no-page, not both")
+        raise ValueError("--page FILE.html and --no-page exclude each other; leave one of them out")
     if args.prices is not None and args.no_replay:
         raise ValueError("--prices needs the replay of the run; leave --no-replay out")
     page_file = args.page or args.run_file.with_suffix(".html")
@@ -43,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
         check_page(page_file)
     files = [args.run_file] if args.other_file is None else [args.run_file, args.other_file]
     reports = make_reports(files, replayed=not args.no_replay, prices=args.prices)
-    console = printer(width=max(printer().width, _LEAST_WIDTH))
+    console = printer(width=max(printer().width, _TABLE_WIDTH))
     if not args.no_page:
         page_file.write_text(page(reports), encoding="utf-8")
     write_summary(console, reports)

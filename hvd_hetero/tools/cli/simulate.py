@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from hvd_hetero.tools.simulation.description import Description
     from hvd_hetero.tools.simulation.replay import Replay
 
-_LEAST_WIDTH = 140
+# All columns of figures; a cut-off figure is worse than a wrapped line.
+_TABLE_WIDTH = 140
 _COLUMNS = {
     "samples/s": ("samples_per_s", ".1f"),
     "times BSP": ("times_bsp", ".2f"),
@@ -69,13 +70,13 @@ def run(args: argparse.Namespace) -> int:
 
     if (args.cluster is None) == (args.run_file is None):
         raise ValueError(
-            "give either a description of a cluster or --from RUN.jsonl, and not both; "
-            "docs/simulation.md shows a description"
+            "simulate needs either a description of a cluster or --from RUN.jsonl, and not both; docs/simulation.md "
+            "shows a description"
         )
     _check_question(args)
     described, recorded = _described(args)
     if args.worth:
-        return _tell_worth(args, described, recorded)
+        return _write_worth(args, described, recorded)
     with _progress(args.quiet or args.json) as progress:
         outcomes = compare_between(described, progress)
     (_write_json if args.json else _write_table)(described, recorded, outcomes)
@@ -85,19 +86,19 @@ def run(args: argparse.Namespace) -> int:
 def _check_question(args: argparse.Namespace) -> None:
     """Raise if ``--worth`` is asked together with another question, or ``--prices`` without it."""
     if args.prices is not None and not args.worth:
-        raise ValueError("--prices goes with --worth; add --worth, or leave --prices out")
+        raise ValueError("--prices needs --worth; add --worth, or leave --prices out")
     asked = {f"--{name}": getattr(args, name) for name in ("drop", "add", "replace", "network", "policies")}
     if args.worth and (others := [option for option, value in asked.items() if value]):
         raise ValueError(
-            f"--worth asks about the workers as they are, under lb-bsp, and goes without {others[0]}; ask one question "
-            "a call"
+            f"--worth looks at the described workers under lb-bsp, and cannot go with {others[0]}; run the command "
+            "once for each"
         )
     unused = {"--rounds": args.rounds, "--seed": args.seed} if args.worth and args.run_file is not None else {}
     if given := [option for option, value in unused.items() if value is not None]:
-        raise ValueError(f"--worth --from goes by the recorded rounds, and makes no use of {given[0]}; leave it out")
+        raise ValueError(f"--worth --from uses the recorded rounds, so {given[0]} has no effect; leave it out")
 
 
-def _tell_worth(args: argparse.Namespace, described: Description, recorded: Replay | None) -> int:
+def _write_worth(args: argparse.Namespace, described: Description, recorded: Replay | None) -> int:
     from hvd_hetero.tools.cli.terminal import write_worth
     from hvd_hetero.tools.simulation.worth import prices_of, worth_of_cluster, worth_of_run
 
@@ -132,8 +133,8 @@ def _described(args: argparse.Namespace) -> tuple[Description, Replay | None]:
         recorded = read_run(args.run_file)
         if recorded.left_out:
             sys.stderr.write(
-                f"{named(args.run_file)}: {recorded.left_out}. What a micro-batch costs besides its samples, and what "
-                "a rank read of its CPU before a round, are not known from it. The samples of an epoch are estimated.\n"
+                f"{named(args.run_file)}: {recorded.left_out}. So the fixed cost of a micro-batch and the CPU readings "
+                "before each round are not known. The samples of an epoch are estimated.\n"
             )
         choices = [choose(name, "--policies") for name in NAMES_WITHOUT_ARGUMENT]
         try:
@@ -175,8 +176,7 @@ def _write_table(described: Description, recorded: Replay | None, outcomes: Sequ
     from hvd_hetero.tools.simulation.compare import recommendation
 
     ranges = any(outcome.between for outcome in outcomes)
-    # A cut-off figure is worse than a wrapped line.
-    least_width = _LEAST_WIDTH * (2 if ranges else 1)
+    least_width = _TABLE_WIDTH * (2 if ranges else 1)
     console = printer(width=max(printer().width, least_width))
     workers = len(described.cluster.workers)
     console.print(f"{workers} workers, {described.global_batch} samples a round, {described.rounds} rounds.")
@@ -186,7 +186,7 @@ def _write_table(described: Description, recorded: Replay | None, outcomes: Sequ
         ranks = [f"{least * 1e3:.3g} … {most * 1e3:.3g}" for least, _, most in recorded.fixed_s[:_RANKS_SHOWN]]
         more = ", …" if len(recorded.fixed_s) > _RANKS_SHOWN else ""
         console.print(f"Fixed cost of a micro-batch in ms, rank by rank: {', '.join(ranks)}{more}.")
-        console.print(f"Its rounds scatter: another run's samples/s may differ by {recorded.rate_error:.1%}.")
+        console.print(f"Another run of the same policy may differ by {recorded.rate_error:.1%} in samples/s.")
     columns = (Column(heading, justify="right", no_wrap=True) for heading in _COLUMNS)
     table = Table(Column("policy", no_wrap=True), *columns)
     for o in outcomes:
@@ -195,9 +195,8 @@ def _write_table(described: Description, recorded: Replay | None, outcomes: Sequ
     console.print(recommendation(outcomes), markup=False)
     if any(outcome.between.keys() - {"samples_per_s"} for outcome in outcomes):
         console.print(
-            "This run leaves the fixed cost of a micro-batch open. Ranges lie between the least and the "
-            "most that it allows, on all ranks alike. For figures, record more epochs whose last round is short; the "
-            "first five rounds do not count."
+            "This run does not show the fixed cost of a micro-batch, so figures are ranges. For single figures, record "
+            "more epochs whose last round is short. The first five rounds do not count."
         )
 
 

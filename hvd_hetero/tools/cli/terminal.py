@@ -15,8 +15,10 @@ from hvd_hetero.tools.report.tables import Table, contents, side_by_side, worth_
 from hvd_hetero.tools.report.worth_words import worth_sentences
 from hvd_hetero.tools.simulation.worth import Worth
 
-_CAUSES = 4
-_FULL_WIDTH = 110  # a narrower terminal goes without the spare columns, as a phone does
+# More causes are on the page.
+_CAUSES_SHOWN = 4
+# All columns of the ranks' table fit. A narrower terminal leaves out the spare ones, as a phone does.
+_ALL_COLUMNS_FROM_WIDTH = 110
 
 
 def write_summary(console: Console, reports: Sequence[Report]) -> None:
@@ -37,16 +39,17 @@ def _write(console: Console, report: Report) -> None:
     for name in ("verdict", "why", "next"):
         console.print(Text.assemble((f"{name.capitalize() + ':':<9}", "bold"), getattr(report.verdict, name)))
     for note in report.notes:
-        console.print(Text.assemble(("Partial: ", "bold yellow"), note))
+        console.print(Text.assemble(("Note:    ", "bold yellow"), note))
     console.print(Text("   ".join(f"{value} {name}" for value, name in shown["tiles"])))
     if report.costs:
         console.print(Text(report.costs))
     for name in ("kinds", "ranks", "spread"):
         _table(console, shown[name])
     causes = shown["causes"]
-    if any(why not in report.verdict.why for _, why, _ in causes.rows):  # else the verdict has named them all
-        _table(console, replace(causes, rows=causes.rows[:_CAUSES]))
-        if (more := len(causes.rows) - _CAUSES) > 0:
+    # The verdict may have named all of them.
+    if any(why not in report.verdict.why for _, why, _ in causes.rows):
+        _table(console, replace(causes, rows=causes.rows[:_CAUSES_SHOWN]))
+        if (more := len(causes.rows) - _CAUSES_SHOWN) > 0:
             console.print(Text(f"{more} more cause{'s' if more > 1 else ''}.", style="dim"))
     if shown["alternatives"].rows:
         _table(console, shown["alternatives"])
@@ -66,7 +69,7 @@ def write_worth(console: Console, worth: Worth, prices: Sequence[float] = ()) ->
 def _table(console: Console, shown: Table | None) -> None:
     if shown is None:
         return
-    kept = [i for i in range(len(shown.headings)) if i not in shown.spare or console.width >= _FULL_WIDTH]
+    kept = [i for i in range(len(shown.headings)) if i not in shown.spare or console.width >= _ALL_COLUMNS_FROM_WIDTH]
     table = RichTable(box=SIMPLE_HEAD, pad_edge=False)
     for i in kept:
         words = i == 0 or i in shown.words

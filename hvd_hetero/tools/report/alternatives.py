@@ -18,9 +18,10 @@ from hvd_hetero.tools.simulation.description import check, recorded_description
 from hvd_hetero.tools.simulation.policy_choices import choose
 from hvd_hetero.tools.simulation.worth import Worth, worth_of_run
 
-MOST_WORK = 100_000
-MOST_ROUNDS = 300
-LEAST_ROUNDS = 40
+# A replay takes time in proportion to rounds times ranks (arbitrary).
+RANK_ROUNDS_REPLAYED = 100_000
+# More rounds would make the figures no more exact, fewer would leave them to chance (arbitrary).
+ROUNDS_REPLAYED, ROUNDS_REPLAYED_AT_LEAST = 300, 40
 
 _NAMES = {"bsp": "equal batches", "lb-bsp": "lb-bsp", "best-split": "best split"}
 
@@ -59,17 +60,19 @@ class Alternatives:
 
 
 def alternatives(run: Run) -> Alternatives:
-    """Replay a run; a ``ValueError`` says why that is impossible."""
-    # A replay costs time by rounds times ranks, so a long run is replayed by its last rounds only.
-    most = min(max(MOST_WORK // run.workers, LEAST_ROUNDS), MOST_ROUNDS)
+    """Return the speeds of other splits by a replay of the run; a ``ValueError`` says why that is impossible."""
+    # Of a long run the last rounds: they are what comes next.
+    most = min(max(RANK_ROUNDS_REPLAYED // run.workers, ROUNDS_REPLAYED_AT_LEAST), ROUNDS_REPLAYED)
     recent = np.arange(len(run.round)) >= len(run.round) - most
     timed = (run.samples > 0) & (run.compute_s > 0)
     # Of a rank that is idle in all of these rounds, the last round that shows its speed comes with them.
     recent[len(timed) - 1 - timed[::-1].argmax(axis=0)] = True
     part = run.take(recent)
+    # Of a run under lb-bsp, the run itself says what lb-bsp makes.
     balanced = [] if run.policy == "lb-bsp" else [choose("lb-bsp", "report")]
     described, machines = recorded_description(part, [choose("bsp", "report"), *balanced])
-    described = replace(described, dataset=None)  # whole rounds, as those that were kept
+    # The rounds that were kept are whole, so these have no short last round of an epoch either.
+    described = replace(described, dataset=None)
     check(described, "the run")
     found = compare_between(described)
     samples, elapsed_s = (column[list(machines.kept)] for column in (part.samples.sum(axis=1), part.elapsed_s))

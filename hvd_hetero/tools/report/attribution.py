@@ -8,16 +8,13 @@ c_ik seconds, waits d_ik for its own data, and later w_ik for others. ``work`` f
     T_k = (sum_i x_ik + sum_i a_ik) / sum_i v_ik,     over the ranks with v_ik T_k > a_ik
     v_ik = (x_ik + β_ik κ_ik) / (c_ik - u_ik),        a_ik = β_ik κ_ik + u_ik v_ik
 
-a is the part that does not move with the samples. β is the fixed cost of a micro-batch in samples: ``fixed_samples``,
-or intercept / slope of a known curve, else 0. u is the update, once a round: ``once_s`` less the wait for data.
+a is the part that does not move with the samples: the fixed cost β of each micro-batch, and the update, u.
 T_k is the least max_i of the computing time over all real splits of the same samples, so T_k <= max_i c_ik.
 
 **Own time.** What rank i did alone ends at t_ik: computing, waiting for its data, and what its loop does between rounds
 more than the loops of the fast ranks do (such as evaluation, logging and checkpoints on rank 0 alone):
 
     t_ik = c_ik + d_ik + b_ik - q_k,     b_ik = e_k - w_ik - c_ik - d_ik,     q_k = the lower quartile of b_k
-
-In rounds whose waiting is not known, t_ik = c_ik + d_ik.
 
 **Kinds.** What a round takes beyond the ideal is one of five things, and they add up exactly:
 
@@ -33,10 +30,9 @@ equally by the ranks N(s) that are still at work:
     cost_ik = F_k(t_ik),     F_k(s) = ∫ from T_k to s of dz / |N_k(z)|,     N_k(z) = {j : t_jk > z}
 
 One late rank bears all. Of two equally late ranks each bears half, where "the round without it" would blame neither.
-The costs of a round sum to max t - T. While a rank computes, its part counts as
-computing, F_k(min(c_ik, t_ik)); while it waits for data, F_k(min(c_ik + d_ik, t_ik)) less that, as input; the rest as
-loop. Summed over the ranks these are the kinds. As shares of a run, ``shares`` sums all of these over the rounds that
-count, and divides by the seconds that these rounds took.
+The costs of a round sum to max t - T. While a rank computes, its part counts as computing, F_k(min(c_ik, t_ik)); while
+it waits for data, F_k(min(c_ik + d_ik, t_ik)) less that, as input; the rest as loop. Summed over the ranks these are
+the kinds.
 
 A cost is not how slow a rank is: a slow rank whose batch is small enough holds no other up. ``slowness`` measures that.
 The ideal ignores that a batch below saturation saves no time.
@@ -78,13 +74,13 @@ class Attribution:
 
 
 @dataclass(frozen=True, slots=True)
-class Shares:
-    """Shares of the time that a run took, over the rounds that count; ``ideal`` and ``kinds`` sum to 1."""
+class TimeFractions:
+    """Fractions of the time that a run took, over the rounds that count; ``ideal`` and ``kinds`` sum to 1."""
 
     ideal: float
     kinds: dict[str, float]
     cost: Floats
-    """The share of the run for which each rank held all others up; (n,)."""
+    """The fraction of the run for which each rank held all others up; (n,)."""
     cost_input: Floats
     """The part of ``cost`` that comes from waiting for data; (n,)."""
 
@@ -139,11 +135,13 @@ def airport(ends_s: Floats, from_s: Floats) -> tuple[Floats, Floats, Floats]:
 
 def _borne_until(until_s: Floats, moments: Floats, borne: Floats) -> Floats:
     """Return F, (K, n), at these moments, from its nodes: by one interpolation, in which round k lies at 2 k."""
+    # A gap between the rounds keeps the interpolation of one from the nodes of the next.
     begin_s, rows = moments[:, :1], 2.0 * np.arange(len(moments))[:, None]
     length_s = np.maximum(moments[:, -1:] - begin_s, np.finfo(np.float64).tiny)
-    shares = (np.clip((moment - begin_s) / length_s, 0.0, 1.0) for moment in (until_s, moments))
-    at, nodes = (np.asarray(rows + share, dtype=np.float64) for share in shares)
-    if not at.size:  # of no round
+    passed = (np.clip((moment - begin_s) / length_s, 0.0, 1.0) for moment in (until_s, moments))
+    at, nodes = (np.asarray(rows + part, dtype=np.float64) for part in passed)
+    # A run without rounds has no nodes, and np.interp wants some.
+    if not at.size:
         return at
     return np.asarray(np.interp(at.ravel(), nodes.ravel(), borne.ravel()), dtype=np.float64).reshape(until_s.shape)
 
@@ -171,8 +169,8 @@ def attribute(run: Run, done: Work) -> Attribution:
     return Attribution(run.elapsed_s, own_s, ideal_s, kinds, cost_s, until_input_s - computing_s)
 
 
-def shares(lost: Attribution, counts: Bools) -> Shares:
-    """Return the shares of the run's time, over the rounds that count; all 0 if none does."""
+def time_fractions(lost: Attribution, counts: Bools) -> TimeFractions:
+    """Return what took which fraction of the run's time, over the rounds that count; all 0 if none does."""
     elapsed_s = float(lost.elapsed_s[counts].sum()) or 1.0
     parts = {"ideal": float(lost.ideal_s[counts].sum()) / elapsed_s}
     parts |= {kind: float(lost.kinds_s[kind][counts].sum()) / elapsed_s for kind in KINDS}
@@ -180,7 +178,7 @@ def shares(lost: Attribution, counts: Bools) -> Shares:
     if (missing := -parts["between"]) > 0.0:
         parts["between"] = 0.0
         parts["transfer" if parts["transfer"] >= missing else max(parts, key=parts.__getitem__)] -= missing
-    return Shares(
+    return TimeFractions(
         ideal=parts.pop("ideal"),
         kinds=parts,
         cost=lost.cost_s[counts].sum(axis=0) / elapsed_s,
@@ -194,6 +192,7 @@ def _own_s(run: Run, done: Work) -> Floats:
     own_s = run.elapsed_s[:, None] - run.wait_s
     with np.errstate(invalid="ignore"):
         known = np.asarray((run.wait_s >= 0) & (own_s >= 0)).all(axis=1, keepdims=True)
+        # What the loops of all ranks do is no rank's own delay.
         usual_s = fast(own_s - busy_s)[:, None]
         return np.asarray(np.where(known, np.maximum(own_s - usual_s, 0.0), busy_s))
 

@@ -21,8 +21,10 @@ from hvd_hetero.tools.report.work import LONGEST_ROUND_S, Bools, impossible
 from hvd_hetero.tools.simulation.replay import in_mean_samples
 from hvd_hetero.tools.simulation.worth import Worth, prices_of
 
-_MOST_FIGURES = 500_000
-_MOST_NAMED = 8  # ranks
+# Causes of so many figures take seconds, so of a larger run every k-th round is looked at.
+_FIGURES_LOOKED_AT = 500_000
+_RANKS_NAMED = 8
+# Of what a sample costs: each, by its length, squared, and by the longest of its batch, M, to which it is padded.
 _UNITS = "", " L", " L²", " M", " M²"
 
 
@@ -55,14 +57,14 @@ def make_reports(paths: Sequence[Path], *, replayed: bool = True, prices: str | 
     for i, j in combinations(range(len(paths)), 2):
         if files[i] == files[j]:
             both = f"{named(paths[i])} and {named(paths[j])}"
-            raise ValueError(f"{both} must be of two runs, and are one file; name it once")
+            raise ValueError(f"a comparison needs files of two runs, and {both} are one file; name it once")
     found = []
     for run, path, name in zip(read, paths, _names(paths), strict=True):
         try:
             each = () if prices is None else prices_of(prices, run.workers)
             found.append(replace(report_of(run, name, replayed=replayed), prices=each))
             if prices is not None and found[-1].worth is None:
-                raise ValueError(f"--prices needs a run that can be replayed, and {found[-1].figures.no_alternatives}")
+                raise ValueError(f"--prices needs a run that can be replayed, but {found[-1].figures.no_alternatives}")
         except ValueError as error:
             raise ValueError(f"{named(path)}: {error}") from None
     return found
@@ -78,15 +80,15 @@ def _names(paths: Sequence[Path]) -> list[str]:
 
 
 def report_of(run: Run, name: str, *, replayed: bool = True) -> Report:
-    """Report on a run."""
+    """Return the report of a run, under this name; ``replayed``: with the speeds of other splits."""
     recorded, run = run, in_mean_samples(run)
     found = figures(run, replayed=replayed)
-    run = run.replace(fixed_samples=np.maximum(run.fixed_samples, 0.0))  # less cannot be true
-    # Causes take seconds for half a million figures, so of a larger run every k-th round is looked at.
-    every = max(-(-run.samples.size // _MOST_FIGURES), 1)
+    # A fit to noisy times may be below zero, which no cost is.
+    run = run.replace(fixed_samples=np.maximum(run.fixed_samples, 0.0))
+    every = max(-(-run.samples.size // _FIGURES_LOOKED_AT), 1)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # of figures that cannot be true
-        why = causes(run.take(slice(None, None, every)), found.shares)
-    notes = [f"In a run as large as this, causes are looked for in 1 round of {every}."] if every > 1 else []
+        why = causes(run.take(slice(None, None, every)), found.fractions)
+    notes = [f"Causes were looked for in every {every}th round, because the run is large."] if every > 1 else []
     notes += _missing(run, found, {**impossible(run), "work": np.nan_to_num(recorded.work) != run.work})
     judged = verdict(found, why)
     judged = replace(judged, why=" ".join(filter(None, (judged.why, decided_by_memory(run)))))
@@ -96,32 +98,34 @@ def report_of(run: Run, name: str, *, replayed: bool = True) -> Report:
 def _missing(run: Run, found: Figures, wrong_figures: dict[str, Bools]) -> list[str]:
     notes = []
     if run.cut_short:
-        notes.append("The last line of the file is cut short, as a killed run leaves it, and is left out.")
+        notes.append("The last line of the file is incomplete, as after a killed run. It is left out.")
     if run.left_out:
-        notes.append(f"{run.left_out}. Figures are those of the recorded rounds.")
+        notes.append(f"{run.left_out}. Figures cover the recorded rounds.")
     strange = int((~((run.elapsed_s > 0) & (run.elapsed_s <= LONGEST_ROUND_S))).sum())
     if strange:
-        notes.append(f"Rounds that take no time, or one that cannot be true, are left out: {strange}.")
+        notes.append(f"{strange} of {len(run.elapsed_s)} rounds are left out: their duration is zero or impossible.")
     for column, wrong in wrong_figures.items():
         if wrong.any():
-            ranks = named_ranks([int(rank) for rank in np.flatnonzero(wrong.any(axis=0))], _MOST_NAMED)
-            by = "their samples" if column == "work" else "the time that the rounds took"
+            ranks = named_ranks([int(rank) for rank in np.flatnonzero(wrong.any(axis=0))], _RANKS_NAMED)
+            by = "their samples" if column == "work" else "the duration of the round"
             notes.append(
-                f"{column} cannot be true in {int(wrong.any(axis=1).sum())} of {len(wrong)} rounds ({ranks}), by {by}, "
-                "and counts as not known there."
+                f"{column} is impossible in {int(wrong.any(axis=1).sum())} of {len(wrong)} rounds ({ranks}), compared "
+                f"with {by}. It is ignored there."
             )
     if silent := [rank for rank in range(run.workers) if not found.ranks.samples_per_s[rank] > 0]:
         notes.append(
-            f"No speed is known of {named_ranks(silent, _MOST_NAMED)}: the ideal leaves "
+            f"The speed of {named_ranks(silent, _RANKS_NAMED)} is not known. The ideal leaves "
             f"{'it' if len(silent) == 1 else 'them'} out."
         )
     if found.rounds < 10:
-        notes.append(f"All figures are uncertain: they rest on {found.rounds} round{'s' if found.rounds > 1 else ''}.")
+        notes.append(
+            f"All figures are uncertain, because the run has {found.rounds} round{'s' if found.rounds > 1 else ''}."
+        )
     return notes
 
 
 def _cost_note(run: Run) -> str:
-    """Return what a sample costs, what filling batches up costs, and what division by cost has saved; "": not known."""
+    """Return sentences on what a sample costs, how much is padding, and what division by cost saves; "": not known."""
     columns = [getattr(run, f"cost_{name}") for name in CostRule._fields]
     measured = (sum(columns) > 0.0) & (run.work > 0.0)
     if not measured.any():
@@ -131,8 +135,8 @@ def _cost_note(run: Run) -> str:
     fit = " + ".join(f"{cost:.2g}{unit}" for unit, cost in zip(_UNITS, costs, strict=True) if cost)
     padding = float((run.padding * run.work)[rounds].sum() / run.work[rounds].sum())
     by_number = float(np.median(run.by_number[rounds].max(axis=1)))
-    longest = ", M being the longest of its batch" if "M" in fit else ""
+    longest = " (M: the longest of its batch)" if "M" in fit else ""
     return (
-        f"A sample of length L costs {fit} of a mean one, as measured{longest}; {percent(padding)} of the work is "
-        f"filling up batches. Divided by number, the latest rank would have taken {by_number:.2f} times as long."
+        f"A sample of length L costs {fit} of a mean sample{longest}. {percent(padding)} of the work is padding. "
+        f"If samples were divided by count, the slowest rank would take {by_number:.2f} times as long."
     )

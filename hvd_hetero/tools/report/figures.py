@@ -5,8 +5,8 @@ r"""All figures of a report, from a recorded run: a pure function ``figures(run)
 E = sum_k e_k over the rounds that count, and T_k the ideal:
 
     slowdown            E / sum_k T_k: 1 for a run in which all ranks compute all the time
-    cost of rank i      sum_k cost_ik / E: the share of the run for which it held all others up
-    last                share of the rounds that ended with rank i, ties counting for each
+    cost of rank i      sum_k cost_ik / E: the fraction of the run for which it held all others up
+    last                fraction of the rounds that ended with rank i, ties counting for each
     waiting of rank i   sum_k w_ik / E, over rounds in which all waits are known (``Run.waiting_share``)
 
 The result does not grow with the rounds, and only its tables per rank grow with the ranks.
@@ -23,17 +23,18 @@ import numpy.typing as npt
 
 from hvd_hetero.telemetry.run import Run
 from hvd_hetero.tools.report.alternatives import Alternatives, alternatives
-from hvd_hetero.tools.report.attribution import KINDS, Attribution, Shares, attribute, shares
+from hvd_hetero.tools.report.attribution import KINDS, Attribution, TimeFractions, attribute, time_fractions
 from hvd_hetero.tools.report.work import LONGEST_ROUND_S, Work, counted, mean_speed, speeds, work
 from hvd_hetero.tools.simulation.replay import totals_of
 
 Floats = npt.NDArray[np.float64]
 
 # A picture is some hundred points wide.
-MOST_BLOCKS = 160
+BLOCKS_DRAWN = 160
 # As many as there are colours that people can distinguish; of more ranks, quantiles are shown.
-MOST_LINES = 8
-MOST_ROWS = 100
+RANKS_DRAWN_AS_LINES = 8
+# More rows could not be told apart on a page (arbitrary).
+HEAT_ROWS = 100
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 
 
@@ -42,19 +43,19 @@ class RankFigures:
     """One entry per rank; NaN: not known."""
 
     cost: Floats
-    """Share of the run for which this rank held all others up."""
+    """Fraction of the run for which this rank held all others up."""
     cost_input: Floats
     """The part of ``cost`` that comes from waiting for data."""
     input: Floats
-    """Share of the run in which this rank waited for its own data."""
+    """Fraction of the run in which this rank waited for its own data."""
     last: Floats
-    """Share of the rounds that ended with this rank."""
+    """Fraction of the rounds that ended with this rank."""
     samples_per_s: Floats
     """Mean speed."""
     of_best_rank: Floats
-    """Score: speed over the fastest rank's."""
+    """Its speed over the fastest rank's."""
     waiting: Floats
-    """Share of the time spent waiting for others, and for the transfer."""
+    """Fraction of the time spent waiting for others, and for the transfer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ class Curves:
     @classmethod
     def of(cls, means: Floats) -> Curves:
         """Return the curves of block means, (B, n)."""
-        if means.shape[1] <= MOST_LINES:
+        if means.shape[1] <= RANKS_DRAWN_AS_LINES:
             return cls(means.T, True)
         known = np.isfinite(means).any(axis=1)
         rows = np.full((len(QUANTILES), len(means)), np.nan)
@@ -107,7 +108,7 @@ class OverTime:
     speed: Curves
     waiting_s: Curves
     cost: Heat
-    """Share of the time for which a rank held all others up."""
+    """Fraction of the time for which a rank held all others up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +131,9 @@ class Figures:
     """The batch at which noise and gradient are equally large, in the last tenth of the rounds; NaN: not known."""
     slowdown: float
     kinds: dict[str, float]
-    """Share of the time lost to each kind; with ``ideal`` they sum to 1."""
+    """Fraction of the time lost to each kind; with ``ideal`` they sum to 1."""
     ideal: float
-    """Share of the time that the ideal takes: 1 / slowdown."""
+    """Fraction of the time that the ideal takes: 1 / slowdown."""
     ranks: RankFigures
     over_time: OverTime
     alternatives: Alternatives | None
@@ -141,22 +142,22 @@ class Figures:
 
     @property
     def waiting_for_ranks(self) -> float:
-        """Share of the time lost because ranks were later than the ideal."""
+        """Fraction of the time lost because ranks were later than the ideal."""
         return self.kinds["computing"] + self.kinds["input"] + self.kinds["loop"]
 
     @property
-    def shares(self) -> Shares:
-        """The shares of the time, as an `attribution.Shares`."""
-        return Shares(self.ideal, self.kinds, self.ranks.cost, self.ranks.cost_input)
+    def fractions(self) -> TimeFractions:
+        """Which fraction of the time each kind of loss, and each rank, has taken."""
+        return TimeFractions(self.ideal, self.kinds, self.ranks.cost, self.ranks.cost_input)
 
 
 def figures(run: Run, *, replayed: bool = True) -> Figures:
-    """Analyse a run; a ``ValueError`` says which figure it lacks. ``replayed``: also simulate other splits."""
+    """Return a run's figures; a ``ValueError`` says which one it lacks. ``replayed``: also simulate other splits."""
     counts = counted(run)
     if not counts.any():
         raise ValueError(
-            f"the run holds {len(run.round)} round{'s' if len(run.round) != 1 else ''}, and none of a time that can be "
-            "true; a report needs one: train on"
+            f"a report needs a round with a plausible duration, and none of the {len(run.round)} recorded rounds has "
+            "one; train for more rounds"
         )
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # of figures that cannot be true
         done = work(run)
@@ -164,9 +165,10 @@ def figures(run: Run, *, replayed: bool = True) -> Figures:
         measured = speeds(run, done)
         if not lost.ideal_s[counts].sum() > 0:
             raise ValueError(
-                "no rank has a round with samples and a computing time that can be true, so there is nothing to report"
+                "a report needs a round with samples and a plausible computing time, and no rank has one; record the "
+                "run again"
             )
-        share = shares(lost, counts)
+        fractions = time_fractions(lost, counts)
         elapsed_s = float(lost.elapsed_s[counts].sum())
         samples = run.samples[counts].sum(axis=0)
         other, no_other = _replayed(run, replayed)
@@ -182,9 +184,9 @@ def figures(run: Run, *, replayed: bool = True) -> Figures:
             samples_per_s=float(samples.sum() / elapsed_s),
             noise_scale=_recent(run.noise_scale),
             slowdown=elapsed_s / float(lost.ideal_s[counts].sum()),
-            kinds=share.kinds,
-            ideal=share.ideal,
-            ranks=_ranks(run, done, lost.own_s, share, measured, counts),
+            kinds=fractions.kinds,
+            ideal=fractions.ideal,
+            ranks=_ranks(run, done, lost.own_s, fractions, measured, counts),
             over_time=_over_time(run, lost, measured, counts),
             alternatives=other,
             no_alternatives=no_other,
@@ -192,21 +194,22 @@ def figures(run: Run, *, replayed: bool = True) -> Figures:
 
 
 def _recent(scales: Floats) -> float:
-    """Return the median over the last tenth of the rounds, in most of which it must be known."""
+    """Return the median over the last tenth of the rounds; NaN unless it is known in most of them."""
+    # Noise grows as the loss falls, so a mean over the run would tell nothing of where it stands. One round scatters.
     recent = scales[-max(len(scales) // 10, 1) :]
     known = recent[recent > 0.0]
     return float(np.median(known)) if 2 * len(known) > len(recent) else float("nan")
 
 
 def _ranks(
-    run: Run, done: Work, own_s: Floats, share: Shares, measured: Floats, counts: npt.NDArray[np.bool_]
+    run: Run, done: Work, own_s: Floats, fractions: TimeFractions, measured: Floats, counts: npt.NDArray[np.bool_]
 ) -> RankFigures:
     mean = mean_speed(measured[counts])
     last = own_s[counts] >= own_s[counts].max(axis=1, keepdims=True)
     waits = ((run.wait_s >= 0) & (run.wait_s <= LONGEST_ROUND_S)).all(axis=1) & counts
     return RankFigures(
-        cost=share.cost,
-        cost_input=share.cost_input,
+        cost=fractions.cost,
+        cost_input=fractions.cost_input,
         input=done.input_s[counts].sum(axis=0) / run.elapsed_s[counts].sum(),
         last=last.mean(axis=0),
         samples_per_s=mean,
@@ -217,7 +220,7 @@ def _ranks(
 
 def _over_time(run: Run, lost: Attribution, measured: Floats, counts: npt.NDArray[np.bool_]) -> OverTime:
     number, workers = run.round[counts], run.workers
-    begins = _parts(len(number), MOST_BLOCKS)
+    begins = _parts(len(number), BLOCKS_DRAWN)
 
     def means(values: Floats) -> Floats:
         """Return the mean of the known values of each block, along the first axis; NaN if none is."""
@@ -225,7 +228,7 @@ def _over_time(run: Run, lost: Attribution, measured: Floats, counts: npt.NDArra
         total = np.add.reduceat(np.where(known, values[counts], 0.0), begins, axis=0)
         return np.asarray(total / np.add.reduceat(known.astype(np.float64), begins, axis=0))
 
-    first, round_s = _parts(workers, MOST_ROWS), means(lost.elapsed_s)
+    first, round_s = _parts(workers, HEAT_ROWS), means(lost.elapsed_s)
     # The worst rank of each group, because a mean would hide a single slow rank.
     cost = np.fmax.reduceat((means(lost.cost_s) / round_s[:, None]).T, first, axis=0)
     return OverTime(
@@ -241,16 +244,16 @@ def _over_time(run: Run, lost: Attribution, measured: Floats, counts: npt.NDArra
 
 
 def _parts(count: int, most: int) -> npt.NDArray[np.int64]:
-    """Return where each of at most so many equal parts begins."""
+    """Return the beginnings of at most ``most`` equal parts of ``count`` things."""
     return np.unique(np.linspace(0, count, min(count, most), endpoint=False).astype(np.int64))
 
 
 def _replayed(run: Run, replayed: bool) -> tuple[Alternatives | None, str]:
     """Return the other splits, or why there are none."""
     if run.workers == 1:
-        return None, "a single rank does all samples, whatever the split."
+        return None, "a single rank gets all samples under every policy."
     if not replayed:
-        return None, "it was not asked for"
+        return None, "--no-replay was given."
     try:
         return alternatives(run), ""
     except ValueError as error:

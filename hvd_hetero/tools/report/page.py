@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from jinja2 import Template
 
 GENERATOR = "hvd-hetero report"
-_BEGIN = 2048  # bytes by which a report is known
+# The generator's name stands in so many bytes of every page.
+_HEAD_BYTES = 2048
 
 
 def check_page(path: Path) -> None:
@@ -31,16 +32,18 @@ def check_page(path: Path) -> None:
     try:
         import jinja2  # noqa: F401
     except ImportError:
-        raise ValueError("the page needs jinja2: pip install jinja2, or give --no-page") from None
+        raise ValueError(
+            "the page needs jinja2, which is not installed; run `pip install jinja2`, or give --no-page"
+        ) from None
     if os.path.isfile(path):
         with path.open("rb") as file:
-            begin = file.read(_BEGIN)
+            begin = file.read(_HEAD_BYTES)
         if begin and f'content="{GENERATOR}"'.encode() not in begin:
             raise ValueError(
-                f"--page names {named(path)}, which exists and is no report; name another file, or move it"
+                f"--page must not overwrite other files, and {named(path)} is no report; name another file"
             )
     elif os.path.exists(path) or not os.access(path.resolve().parent, os.W_OK):
-        raise ValueError(f"--page must name a file that can be written, got {named(path)}; name another")
+        raise ValueError(f"--page must name a file that can be written, got {named(path)}; name another one")
 
 
 def page(reports: Sequence[Report]) -> str:

@@ -28,8 +28,10 @@ WIDE, HIGH = 1000, 400
 LEVELS = 8
 """Shades of a heat map."""
 
-_LEAST_HEAT = 0.05  # the top of a heat map of costs at the least, or scatter would glow
-_LEAST_TOP = 1.08  # a little room above the curve
+# A heat map whose largest cost is less would show mere scatter in its strongest colour.
+_FULL_HEAT_FROM = 0.05
+# Room above the highest curve.
+_HEADROOM = 1.08
 
 
 class Shapes(str):
@@ -60,12 +62,13 @@ class Picture:
 
 def tops(found: Sequence[Figures]) -> dict[str, float]:
     """Return the largest value of each picture, over all runs shown side by side."""
+    # Two runs share their scales, else the eye would compare curves of different units.
     over = [each.over_time for each in found]
     rounds = [Curves(np.stack([o.round_s, o.ideal_s + sum(o.kinds_s.values())]), True) for o in over]
     curves = {"time": rounds, **{name: [getattr(o, name) for o in over] for name in ("batches", "speed", "waiting_s")}}
     heats = [float(np.nanpercentile(o.cost.rows, 99.5)) for o in over]
-    return {name: _LEAST_TOP * max(each.top for each in these) for name, these in curves.items()} | {
-        "cost": max(*heats, _LEAST_HEAT)
+    return {name: _HEADROOM * max(each.top for each in these) for name, these in curves.items()} | {
+        "cost": max(*heats, _FULL_HEAT_FROM)
     }
 
 
@@ -90,7 +93,7 @@ def _bar(found: Figures) -> Picture:
     description = f"{found.ideal:.0%} ideal, " + ", ".join(
         f"{found.kinds[kind]:.0%} {name}" for kind, name in names.items()
     )
-    lines = zip(shares, looks, ["computing: the ideal", *names.values()], percents(shares), strict=True)
+    lines = zip(shares, looks, ["computing (ideal)", *names.values()], percents(shares), strict=True)
     legend = tuple((look, f"{name} {text}") for share, look, name, text in lines if share >= 0.0005)
     return Picture("All of the time", box(_bars(shares, looks), description), kind="bar", legend=legend)
 
@@ -99,7 +102,8 @@ def _time(found: Figures, top: float) -> Picture:
     over, (scale, unit) = found.over_time, _unit(top)
     below, areas = np.zeros_like(over.ideal_s), []
     for look, values in (("ideal", over.ideal_s), *((kind, over.kinds_s[kind]) for kind in KINDS)):
-        above = below + np.maximum(np.nan_to_num(values), 0.0)  # what is below zero counts as nothing
+        # Rounding may leave a little below zero, which no area can show.
+        above = below + np.maximum(np.nan_to_num(values), 0.0)
         areas.append(_area(below, above, top, f"area k-{look}", steps=True))
         below = above
     description = f"Time of a round over the run, by kind; from 0 to {top * scale:.3g} {unit}"

@@ -17,20 +17,22 @@ from hvd_hetero.tools.report.words import UNKNOWN, duration, listed, number, per
 from hvd_hetero.tools.report.worth_words import worth_sentences
 from hvd_hetero.tools.simulation.worth import Rate, Worth
 
-_MOST_RANKS = 16  # with more, the table shows the worst ones, and their spread
-_WORST = 10
-_NAMED = 4
-_WORTH_A_WORD = 0.02
+# Of more ranks the table would not fit on a screen: it shows the worst ones, and another the spread of all.
+_RANKS_LISTED, _WORST_RANKS_LISTED = 16, 10
+_RANKS_NAMED = 4
+# A rank that costs less is no reason to look at the network.
+_NETWORK_SHOWN_FROM_COST = 0.02
 _QUANTILES = {"least": 0.0, "a tenth below": 0.1, "half below": 0.5, "nine tenths below": 0.9, "most": 1.0}
 _RANK_COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {
     "held others up": ("cost", percent),
-    "by its data": ("cost_input", percent),
-    "came last in": ("last", percent),
+    "of this, by data": ("cost_input", percent),
+    "slowest in": ("last", percent),
     "samples/s": ("samples_per_s", number),
-    "of the best rank": ("of_best_rank", lambda score: f"{score:.2f}" if math.isfinite(score) else UNKNOWN),
+    "of the fastest": ("of_best_rank", lambda score: f"{score:.2f}" if math.isfinite(score) else UNKNOWN),
     "waiting": ("waiting", percent),
 }
 _OF_A_SINGLE_RANK = ("samples/s", "waiting")
+# Columns with bars, and columns that a narrow screen leaves out.
 _BARS, _SPARE = (1, 5), frozenset({2, 3, 4})
 _COMPARED: dict[str, Callable[[Figures], str]] = {
     "policy": lambda found: found.policy,
@@ -71,7 +73,7 @@ def contents(report: Report) -> dict[str, Any]:
         "costs": report.costs,
         "kinds": kinds_table(found),
         "ranks": _ranks_table(found),
-        "spread": _spread_table(found) if found.workers > _MOST_RANKS else None,
+        "spread": _spread_table(found) if found.workers > _RANKS_LISTED else None,
         "causes": _causes_table(report),
         "alternatives": _alternatives_table(found),
         "replayed": _replay_note(found),
@@ -124,20 +126,21 @@ def _tiles(found: Figures) -> list[tuple[str, str]]:
 
 def kinds_table(found: Figures) -> Table:
     """Return the table of where the time went."""
-    names = {"computing: the ideal": found.ideal}
+    names = {"computing (ideal)": found.ideal}
     names |= {name: found.kinds[kind] for kind, name in kinds_of(found.workers).items()}
     shares, round_s = [*names.values()], found.elapsed_s / found.rounds
     times = [duration(share * round_s) for share in shares]
     rows = tuple(zip(names, percents(shares), times, strict=True))
-    return Table(("what", "share of the time", "in a round"), rows, {1: shares})
+    return Table(("what", "of the time", "in a round"), rows, {1: shares})
 
 
 def _ranks_table(found: Figures) -> Table:
     """Return the table of each rank, or of the ten that cost most."""
-    names = [*_RANK_COLUMNS] if found.workers > 1 else _OF_A_SINGLE_RANK  # which holds up, and is compared with, none
+    # A single rank holds none up, and there is none to compare it with.
+    names = [*_RANK_COLUMNS] if found.workers > 1 else _OF_A_SINGLE_RANK
     shown = np.arange(found.workers)
-    if found.workers > _MOST_RANKS:
-        shown = np.argsort(-found.ranks.cost, kind="stable")[:_WORST]
+    if found.workers > _RANKS_LISTED:
+        shown = np.argsort(-found.ranks.cost, kind="stable")[:_WORST_RANKS_LISTED]
     columns = [(getattr(found.ranks, _RANK_COLUMNS[name][0])[shown], _RANK_COLUMNS[name][1]) for name in names]
     rows = tuple((str(rank), *(form(of[i]) for of, form in columns)) for i, rank in enumerate(shown))
     if found.workers == 1:
@@ -185,28 +188,31 @@ def _replay_note(found: Figures) -> str:
     if found.alternatives is None:
         return f"Other splits were not computed: {found.no_alternatives}"
     note = (
-        f"Replayed in simulated time on the last {found.alternatives.rounds} whole rounds, with the speeds and "
-        "transfers that they had, as hvd-hetero simulate --from does. Rates are without the first tenth of the samples."
+        f"The last {found.alternatives.rounds} whole rounds were replayed in simulated time, with the speeds and "
+        "transfers that they had. (hvd-hetero simulate --from does the same.) Rates leave out the first tenth of the "
+        "samples."
     )
     if not all(each.certain for each in found.alternatives.each):
-        note += " If the run leaves the fixed cost of a micro-batch open, a figure is a range."
+        note += " A figure is a range where this run does not show the fixed cost of a micro-batch."
     if found.micro_batches > 1:
         note += (
-            f" This run did up to {found.micro_batches:,} micro-batches a round, and its ideal has as many. "
-            "These splits do one, so they may be faster than the ideal."
+            f" This run did up to {found.micro_batches:,} micro-batches a round, and so does its ideal. The splits in "
+            "this table do one, so they may be faster than the ideal."
         )
     return note
 
 
 def _causes_table(report: Report) -> Table:
-    """Return the named causes, the most costly ranks first; a slow network only for ranks that hold others up."""
+    """Return the causes of slow ranks, the most costly first; a slow network only for ranks that hold others up."""
     cost = report.figures.ranks.cost
     ranks_by_cause: dict[tuple[str, str], list[int]] = {}
     for rank in np.argsort(-cost, kind="stable").tolist():
         cause = report.causes[rank]
-        if cause is not None and (cost[rank] >= _WORTH_A_WORD or cause.kind != "network"):
+        if cause is not None and (cost[rank] >= _NETWORK_SHOWN_FROM_COST or cause.kind != "network"):
             ranks_by_cause.setdefault((cause.evidence, cause.remedy), []).append(rank)
-    rows = tuple((listed(ranks, _NAMED), *words) for words, ranks in [*ranks_by_cause.items()][:_WORST])
+    rows = tuple(
+        (listed(ranks, _RANKS_NAMED), *words) for words, ranks in [*ranks_by_cause.items()][:_WORST_RANKS_LISTED]
+    )
     return Table(("rank", "why", "remedy"), rows, words=frozenset({1, 2}))
 
 
@@ -214,7 +220,7 @@ def worth_table(worth: Worth, prices: Sequence[float] = ()) -> Table:
     """Return the table of all ranks, and of the training without each one, the most valuable first."""
     lines = [("none", worth.all, "1.00", -1)]
     lines += [(f"rank {one.worker}", one.rate, f"{one.times.likely:.2f}", one.worker) for one in worth.each]
-    headings: tuple[str, ...] = ("left out", "samples/s", "between", "times all ranks")
+    headings: tuple[str, ...] = ("without", "samples/s", "between", "times all ranks")
     rows: list[tuple[str, ...]] = [
         (name, number(rate.likely), f"{number(rate.least)} … {number(rate.most)}", times)
         for name, rate, times, _ in lines
@@ -225,7 +231,8 @@ def worth_table(worth: Worth, prices: Sequence[float] = ()) -> Table:
             (*row, number(_bought(rate, prices, left))) for row, (_, rate, _, left) in zip(rows, lines, strict=True)
         ]
     most = max(rate.likely for _, rate, _, _ in lines)
-    narrow = frozenset({3}) if prices else frozenset()  # what a phone goes without: the money is wanted more
+    # Who gives prices wants to see the money on a phone, too.
+    narrow = frozenset({3}) if prices else frozenset()
     return Table(headings, tuple(rows), {1: [rate.likely / most for _, rate, _, _ in lines]}, spare=narrow)
 
 

@@ -9,25 +9,27 @@ from hvd_hetero.allocation import proportional
 
 UNKNOWN = "\N{EN DASH}"
 
-_LEAST_S = 5e-7
+# Rounding would show "0.0005 ms", which no clock has measured.
+_ZERO_BELOW_S = 5e-7
 
 
 def percent(share: float) -> str:
-    """Return a share with two digits or so."""
+    """Return a fraction as a percentage of two or three digits."""
     if not math.isfinite(share):
         return UNKNOWN
-    share = round(share, 4) + 0.0  # no minus before a zero
+    # Adding zero takes the minus from a negative one.
+    share = round(share, 4) + 0.0
     return f"{share:.0%}" if abs(share) >= 0.0995 else f"{share:.1%}"
 
 
 def percents(shares: Sequence[float]) -> list[str]:
-    """Return shares of one whole with a digit after the point; the rounded ones sum to 100 as well."""
+    """Return parts of one whole as percentages with a digit after the point, which sum to 100 after rounding, too."""
     whole = proportional([max(share, 0.0) for share in shares], 1000, minimum=0)
     return [f"{thousandths / 10:.1f}%" for thousandths in whole.tolist()]
 
 
 def number(value: float) -> str:
-    """Return a number with three or four digits, and no power of ten."""
+    """Return a number with three digits, or whole from 1,000 on; without an exponent."""
     if not math.isfinite(value):
         return UNKNOWN
     if abs(value) >= 1e15:
@@ -39,8 +41,9 @@ def duration(seconds: float) -> str:
     """Return seconds in a suitable unit."""
     if not math.isfinite(seconds):
         return UNKNOWN
-    if abs(seconds) < _LEAST_S:
+    if abs(seconds) < _ZERO_BELOW_S:
         return "0 ms"
+    # From two of a unit on: "90 s" and "119 min" are read more easily than "1.5 min" and "1.98 h".
     for least, unit in ((3600.0, "h"), (60.0, "min"), (1.0, "s")):
         if abs(seconds) >= (least if unit == "s" else 2 * least):
             return f"{seconds / least:,.3g} {unit}"

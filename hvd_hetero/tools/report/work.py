@@ -1,9 +1,7 @@
 """The work of each rank in each round, as recorded, with unknown figures filled in.
 
-A figure that cannot be true counts as not known: see ``impossible``. If a rank's computing time is not known, it gets
-the pace of its latest round before (or else the first one after), and the time that follows. A rank that never has a
-figure takes no part, nor do its samples. Rounds that take no time, or more than thirty years, are left out by
-``counted``.
+If a rank's computing time is not known, or impossible, it gets the pace of its latest round before (or else the first
+one after), and the time that follows. A rank that never has a figure takes no part, nor do its samples.
 
 **Speeds.** Rank i does x samples in κ micro-batches in t seconds of computing and waiting for its data. A micro-batch
 costs as much as β samples besides. The speed refers to one of the typical size s, an equal share in the first plan:
@@ -22,13 +20,17 @@ import numpy as np
 import numpy.typing as npt
 
 from hvd_hetero.telemetry.run import Run
-from hvd_hetero.tools.simulation.settings import MOST_SPEED
+from hvd_hetero.tools.simulation.settings import MAX_SPEED
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
-LONGEST_ROUND_S = 1e9  # thirty years
-_LONGER = 2.0  # than the rounds took: then a figure is not believed (arbitrary: ranks' clocks differ by less)
+# Thirty years: no clock that works says so.
+LONGEST_ROUND_S = 1e9
+# Clocks of two ranks differ by less (arbitrary). A figure of more times the rounds' own time is not believed.
+_BELIEVED_UP_TO_TIMES = 2.0
+# An update that takes more of the computing time is a clock's error (arbitrary).
+_UPDATE_UP_TO = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ def impossible(run: Run) -> dict[str, Bools]:
     before_s = np.full_like(elapsed_s, elapsed_s.sum())
     follows = np.flatnonzero(np.diff(run.round) == 1) + 1
     before_s[follows] = elapsed_s[follows - 1]
-    most_s = np.minimum(_LONGER * (elapsed_s + before_s), LONGEST_ROUND_S)[:, None]
+    most_s = np.minimum(_BELIEVED_UP_TO_TIMES * (elapsed_s + before_s), LONGEST_ROUND_S)[:, None]
     columns = {"compute_s": run.compute_s, "input_s": run.input_s, "wait_s": run.wait_s}
     return {name: np.asarray((seconds < 0) | (seconds > most_s)) for name, seconds in columns.items()}
 
@@ -82,6 +84,7 @@ def work(run: Run) -> Work:
     wrong = impossible(run)
     samples = run.samples.astype(np.float64)
     beta = run.fixed_samples
+    # A rank that was profiled knows its fixed cost from the curve.
     if run.slope_s.any():
         with np.errstate(divide="ignore", invalid="ignore"):
             beta = np.where((beta <= 0) & (run.slope_s > 0), run.intercept_s / run.slope_s, beta)
@@ -92,9 +95,8 @@ def work(run: Run) -> Work:
     c = run.compute_s
     with np.errstate(invalid="ignore"):
         known = (c > 0) & ~wrong["compute_s"] & (samples > 0)
-        known &= (samples + fixed <= MOST_SPEED * c) & (c <= MOST_SPEED * samples)
-        # A larger update cannot be true.
-        update_s[~(update_s < 0.9 * c)] = 0.0
+        known &= (samples + fixed <= MAX_SPEED * c) & (c <= MAX_SPEED * samples)
+        update_s[~(update_s < _UPDATE_UP_TO * c)] = 0.0
         pace = np.where(known, (samples + fixed) / np.where(known, c - update_s, 1.0), 0.0)
     if not known.all():
         pace = _filled(pace, known)

@@ -20,7 +20,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hvd_hetero.tools.simulation.settings import MOST_RATIO, MOST_SPEED, REQUIRED, Setting, check
+from hvd_hetero.tools.simulation.settings import MAX_RATIO, MAX_SPEED, REQUIRED, Setting, check
 
 Floats = NDArray[np.float64]
 
@@ -30,12 +30,12 @@ class Availability:
     """Shares: ``share[j]`` from ``at_s[j]`` on, the first from 0. They repeat after ``period_s``, or the last stays."""
 
     settings: ClassVar = {
-        "at_s": Setting(tuple, (0.0,), 0, MOST_SPEED, "the seconds of a change"),
+        "at_s": Setting(tuple, (0.0,), 0, MAX_SPEED, "the seconds of a change"),
         "share": Setting(
-            tuple, REQUIRED, 1 / MOST_RATIO, MOST_RATIO,
+            tuple, REQUIRED, 1 / MAX_RATIO, MAX_RATIO,
             "a share; a worker that stops for good would never finish: use a small one",
         ),
-        "period_s": Setting(float, None, 1 / MOST_RATIO, MOST_SPEED, "seconds"),
+        "period_s": Setting(float, None, 1 / MAX_RATIO, MAX_SPEED, "seconds"),
     }  # fmt: skip
     at_s: tuple[float, ...] = (0.0,)
     share: tuple[float, ...] = (1.0,)

@@ -22,8 +22,10 @@ from hvd_hetero.policies.policy import equal_plan
 from hvd_hetero.rounds import FinishedRound, RoundPlan
 from hvd_hetero.tools.simulation.cluster import Machines
 
-_REPEATS = 8  # at most: the count of micro-batches stays after two or three
-_LONGEST_S = 1e60  # arbitrary; beyond what any description or run allows
+# The number of micro-batches stays the same after two or three.
+_REPEATS = 8
+# Beyond what any description or run allows (arbitrary).
+_LONGEST_S = 1e60
 
 
 class BestSplit(Policy):

@@ -23,15 +23,20 @@ from hvd_hetero.rounds import RoundPlan, RoundTable
 from hvd_hetero.tools.simulation.best import BestSplit
 from hvd_hetero.tools.simulation.description import Description
 from hvd_hetero.tools.simulation.engine import Options, RoundSimulation, Simulated, mixing_on
-from hvd_hetero.tools.simulation.policy_choices import SchemeChoice
+from hvd_hetero.tools.simulation.policy_choices import PolicyChoice
 from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
 from hvd_hetero.topology.mixing import ALLREDUCE
 
-_BLOCKS_OF_ROUNDS = 10  # for the standard error of a ratio; arbitrary
-WARM_UP = 0.1  # of the samples, in which predictors and allocations converge; rates leave them out (arbitrary)
-_RANGE_FROM = 0.05  # of a figure: a replay is no more exact, so a narrower range is shown as one figure
-_SHOWN_DIGIT = 0.01  # figures are shown with two digits
-_MENTION_UPDATES_FROM = 1.2  # times the duration of BSP's updates (arbitrary)
+# Blocks whose scatter is the standard error of a ratio (arbitrary).
+_BLOCKS_OF_ROUNDS = 10
+# Predictors and allocations converge in the first tenth of the samples, so rates leave it out (arbitrary).
+WARM_UP = 0.1
+# A replay is no more exact, so a narrower range is shown as one figure.
+_RANGE_FROM = 0.05
+# Figures are shown with two digits.
+_SHOWN_DIGIT = 0.01
+# A policy whose updates take so many times as long as BSP's makes fewer of them, which readers must know (arbitrary).
+_MENTION_UPDATES_FROM = 1.2
 _SHARES = ("waiting_share", "transfer_share")
 _FIGURES = ("samples_per_s", "times_bsp", "of_best", "round_s", *_SHARES)
 
@@ -71,13 +76,13 @@ def compare(
 ) -> list[Outcome]:
     """Simulate every chosen policy, after BSP and the best split, which the ratios need."""
     labels = {choice.label for choice in described.policies}
-    references = [SchemeChoice("bsp", BSP), SchemeChoice("best-split", BestSplit, usable=False)]
+    references = [PolicyChoice("bsp", BSP), PolicyChoice("best-split", BestSplit, usable=False)]
     choices = [*(reference for reference in references if reference.label not in labels), *described.policies]
     results = {choice.label: run_policy(described, choice, progress) for choice in choices}
     bsp = results["bsp"]
     rates = {label: result.rate(settled(result)) for label, result in results.items()}
 
-    def outcome(choice: SchemeChoice, result: Simulated) -> Outcome:
+    def outcome(choice: PolicyChoice, result: Simulated) -> Outcome:
         skip, rate = settled(result), rates[choice.label]
         return Outcome(
             choice.label,
@@ -133,7 +138,7 @@ class RecordedBatches(Goodput):
         return plan if total == plan.total else policy.resized(plan, total).within(table.column("limit"))
 
 
-def run_policy(described: Description, choice: SchemeChoice, progress: Callable[[str, float], None]) -> Simulated:
+def run_policy(described: Description, choice: PolicyChoice, progress: Callable[[str, float], None]) -> Simulated:
     """Train by one policy on all described samples."""
     cluster, seed = described.cluster, described.cluster.seed
     wanted = described.rounds * described.global_batch

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-_MOST = 2.0**62  # samples: no more fit in an int64
+# Samples: no more fit in an int64.
+_SAMPLES_IN_INT64 = 2.0**62
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -134,4 +135,6 @@ class Devices:
         rest_s = work_s - full * self._most_s
         fits = rest_s >= self._least_s
         rest = np.where(fits, np.floor((rest_s - self.intercept_s) / self.slope_s * (1 + 1e-12)), 0.0)
-        return np.asarray(np.minimum(full * self._most + np.minimum(rest, self._most), _MOST), dtype=np.int64)
+        return np.asarray(
+            np.minimum(full * self._most + np.minimum(rest, self._most), _SAMPLES_IN_INT64), dtype=np.int64
+        )

@@ -19,9 +19,9 @@ from hvd_hetero.tools.simulation.compute import Compute
 from hvd_hetero.tools.simulation.network import KINDS, Network
 from hvd_hetero.tools.simulation.settings import (
     LONGEST_S,
-    MOST_RATIO,
-    MOST_SPEED,
-    MOST_WORKERS,
+    MAX_RATIO,
+    MAX_SPEED,
+    MAX_WORKERS,
     REQUIRED,
     Setting,
     checked,
@@ -32,31 +32,32 @@ from hvd_hetero.tools.simulation.variation import PER, Exponential, Jitter, Rand
 
 T = TypeVar("T")
 _BYTES_PER_MBIT = 1e6 / 8
-_LEAST_LEFT = 0.01  # of a machine that others use (arbitrary)
+# A worker on a machine that others use up would never be done (arbitrary).
+_AVAILABLE_AT_LEAST = 0.01
 
 MILLISECONDS = Setting(float, 0.0, 0, 1e3 * LONGEST_S, "milliseconds, 0 for none")
 _MBPS = "megabits per second; leave it out for a link that takes no time"
 _SECONDS = Setting(float, least=0, most=LONGEST_S, of="the seconds that the transfer of a round takes")
-_FACTOR = Setting(float, 1.0, 1 / MOST_RATIO, MOST_RATIO, "a factor; 2 is twice")
+_FACTOR = Setting(float, 1.0, 1 / MAX_RATIO, MAX_RATIO, "a factor; 2 is twice")
 _SAMPLES = "samples; leave it out where there is no such limit"
 
 _WORKER = {
-    "count": Setting(int, 1, 1, MOST_WORKERS, f"the workers of this kind; a cluster may have {MOST_WORKERS}"),
-    "samples_per_s": Setting(float, None, 1 / MOST_RATIO, MOST_SPEED, "samples per second"),
-    "slope_ms": Setting(float, None, 1e3 / MOST_SPEED, 1e3 * MOST_RATIO, "milliseconds per sample"),
+    "count": Setting(int, 1, 1, MAX_WORKERS, f"the workers of this kind; a cluster may have {MAX_WORKERS}"),
+    "samples_per_s": Setting(float, None, 1 / MAX_RATIO, MAX_SPEED, "samples per second"),
+    "slope_ms": Setting(float, None, 1e3 / MAX_SPEED, 1e3 * MAX_RATIO, "milliseconds per sample"),
     "fixed_ms": MILLISECONDS,
     "saturation": Setting(float, 1.0, 1, MAX_ROUND_SAMPLES, _SAMPLES),
     "memory_limit": Setting(int, None, 1, MAX_ROUND_SAMPLES, _SAMPLES),
     "availability": Setting(dict, None),
     "variation": Setting(list, ()),
-    "bandwidth_mbps": Setting(float, None, 1 / MOST_RATIO, of=_MBPS),
+    "bandwidth_mbps": Setting(float, None, 1 / MAX_RATIO, of=_MBPS),
     "link": Setting(dict, None),
     "drivers": Setting(dict, None),
 }
 _DRIVERS = {**Drivers.settings, "memory": Setting(dict, None)}
 _COLUMN = {"file": Setting(str), "column": Setting(str), "where": Setting(str, None), "equals": Setting(str, None)}
 _TRACE = _COLUMN | {
-    "step_s": Setting(float, REQUIRED, 1 / MOST_RATIO, MOST_SPEED, "seconds"),
+    "step_s": Setting(float, REQUIRED, 1 / MAX_RATIO, MAX_SPEED, "seconds"),
     "scale": _FACTOR,
     "used": Setting(bool, False),
     "repeat": Setting(bool, True),
@@ -72,8 +73,8 @@ _NETWORK = {
     "kind": KINDS,
     "latency_ms": MILLISECONDS,
     "message_mb": Setting(float, 0.0, 0, 1e9, "megabytes of gradients"),
-    "bandwidth_mbps": Setting(float, math.inf, 1 / MOST_RATIO, of=_MBPS),
-    "server_bandwidth_mbps": Setting(float, math.inf, 1 / MOST_RATIO, of=_MBPS),
+    "bandwidth_mbps": Setting(float, math.inf, 1 / MAX_RATIO, of=_MBPS),
+    "server_bandwidth_mbps": Setting(float, math.inf, 1 / MAX_RATIO, of=_MBPS),
 }
 
 
@@ -84,8 +85,8 @@ def read_workers(entries: list[Any], where: str, folder: Path) -> tuple[Worker, 
         place = f"{where}.workers[{number}]"
         values = read(entry, _WORKER, place)
         found += [_worker(values, place, folder)] * values["count"]
-        if len(found) > MOST_WORKERS:
-            raise ValueError(f"{place}: count must leave at most {MOST_WORKERS} workers in all, got {len(found)}")
+        if len(found) > MAX_WORKERS:
+            raise ValueError(f"{place}: count must leave at most {MAX_WORKERS} workers in all, got {len(found)}")
     if not found:
         raise ValueError(f"{where} needs at least one [[workers]] table, and has none")
     return tuple(found)
@@ -130,7 +131,7 @@ def _availability(table: Any, where: str, folder: Path) -> Availability:
     if values["used"]:
         bounds = Setting(float, least=0, most=1 / scale, of="the share that others use, times 1 / scale")
         # A share of 0 would never end.
-        shares = [max(1.0 - scale * used, _LEAST_LEFT) for used in _column(values, bounds, where, folder)]
+        shares = [max(1.0 - scale * used, _AVAILABLE_AT_LEAST) for used in _column(values, bounds, where, folder)]
     else:
         bounds = Setting(float, least=within.least / scale, most=within.most / scale, of=within.of)
         shares = [scale * share for share in _column(values, bounds, where, folder)]

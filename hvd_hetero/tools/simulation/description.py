@@ -14,13 +14,15 @@ from hvd_hetero.telemetry.files import named, read_text
 from hvd_hetero.tools.simulation.cluster import Cluster
 from hvd_hetero.tools.simulation.described_machines import MILLISECONDS, read_network, read_workers
 from hvd_hetero.tools.simulation.engine import mixing_on
-from hvd_hetero.tools.simulation.policy_choices import SchemeChoice, choose
+from hvd_hetero.tools.simulation.policy_choices import PolicyChoice, choose
 from hvd_hetero.tools.simulation.replay import Replay, replay
-from hvd_hetero.tools.simulation.settings import MOST_ROUNDS, MOST_SAMPLES, Setting, checked, read, shown
+from hvd_hetero.tools.simulation.settings import MAX_EPOCH_SAMPLES, MAX_ROUNDS, Setting, checked, read, shown
 
-ROUNDS = Setting(int, 300, 1, MOST_ROUNDS, "the rounds to train on")
-_EPOCHS = 10  # if a recording holds no end of an epoch: some policies re-allocate once an epoch
-_LONGEST = 2**18  # bytes of a description; the table of a worker takes a hundred
+ROUNDS = Setting(int, 300, 1, MAX_ROUNDS, "the rounds to train on")
+# Some policies re-allocate once an epoch. A recording without the end of one is taken for ten.
+_EPOCHS_IF_UNKNOWN = 10
+# The table of a worker takes a hundred bytes.
+_DESCRIPTION_BYTES = 2**18
 _TOP = {
     "training": Setting(dict),
     "workers": Setting(list),
@@ -33,7 +35,7 @@ _TRAINING = {
     "rounds": ROUNDS,
     "rounds_ahead": Setting(int, 0, 0, 1000, "the rounds that plans are fixed ahead"),
     "signal_ms": MILLISECONDS,
-    "dataset": Setting(int, None, 1, MOST_SAMPLES, "the samples of an epoch"),
+    "dataset": Setting(int, None, 1, MAX_EPOCH_SAMPLES, "the samples of an epoch"),
 }
 
 
@@ -45,7 +47,7 @@ class Description:
     global_batch: int
     rounds: int
     """Rounds of ``global_batch`` samples that each policy trains on."""
-    policies: tuple[SchemeChoice, ...]
+    policies: tuple[PolicyChoice, ...]
     rounds_ahead: int = 0
     signal_s: float = 0.0
     dataset: int | None = None
@@ -63,7 +65,7 @@ def read_description(path: str | Path) -> Description:
     file = Path(path)
     where = named(file.name)
     try:
-        table = tomllib.loads(read_text(file, _LONGEST))
+        table = tomllib.loads(read_text(file, _DESCRIPTION_BYTES))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{named(file)} is no TOML: {error}") from None
     top = read(table, _TOP, where)
@@ -106,18 +108,18 @@ def check(described: Description, where: str) -> None:
             )
 
 
-def recorded_description(run: Run, choices: Sequence[SchemeChoice]) -> tuple[Description, Replay]:
+def recorded_description(run: Run, choices: Sequence[PolicyChoice]) -> tuple[Description, Replay]:
     """Return the machines and the training of a run, with these policies to compare."""
     machines = replay(run)
     totals = machines.totals
     batch = round(sum(totals) / len(totals))
-    dataset = machines.dataset or max(machines.rounds // _EPOCHS, 1) * batch  # no short rounds
+    dataset = machines.dataset or max(machines.rounds // _EPOCHS_IF_UNKNOWN, 1) * batch  # no short rounds
     described = Description(
         machines.cluster,
         batch,
         max(round(int(machines.run.samples[list(machines.kept)].sum()) / batch), 1),
         tuple(choices),
-        dataset=min(dataset, MOST_SAMPLES),
+        dataset=min(dataset, MAX_EPOCH_SAMPLES),
         between=machines.extremes,
         totals=totals if len(set(totals)) > 1 else (),
         rate_error=machines.rate_error,

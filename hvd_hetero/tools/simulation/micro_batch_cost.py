@@ -44,15 +44,22 @@ from scipy.special import stdtrit
 
 Floats = NDArray[np.float64]
 
-_SHARES = np.linspace(0.0, 0.99, 991)  # φ
-_PER_ROUND = (0.0, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0)  # ψ
-_TAILS = 4.0  # ν (arbitrary)
-_LEAST_NOISE = 0.005  # a line does not fit a real step exactly (arbitrary)
-_BEND = 0.05  # φ that looks like none, because a real step's line bends
-_LEAST_PAIRS = 3
-_BEFORE = 3
-_PROBABILITY = 0.99  # one half of what a range leaves out is above it
-_MOST_ERRORS = 2**20  # at once
+# Candidates of φ and of ψ.
+_FIXED_PARTS = np.linspace(0.0, 0.99, 991)
+_PER_ROUND = (0.0, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0)
+# ν: the fewer degrees of freedom, the less a strange pair weighs (arbitrary).
+_DEGREES_OF_FREEDOM = 4.0
+# A line does not fit a real step exactly, however little its times scatter (arbitrary).
+_NOISE_AT_LEAST = 0.005
+# A real step's line bends, so a φ up to this cannot be told from none.
+_NO_FIXED_PART_BELOW = 0.05
+# One or two pairs may be an accident.
+_PAIRS_NEEDED = 3
+_EQUAL_ROUNDS_BEFORE = 3
+# One half of what a range leaves out is above it.
+_CONFIDENCE = 0.99
+# So many errors take 8 MiB at once.
+_ERRORS_AT_ONCE = 2**20
 
 
 class Fixed(NamedTuple):
@@ -84,14 +91,14 @@ def fixed_samples(
     """
     sizes = samples / micro_batches
     typical = float(np.median(sizes))
-    betas = typical * _SHARES / (1.0 - _SHARES)
+    betas = typical * _FIXED_PARTS / (1.0 - _FIXED_PARTS)
     unchanged = (np.diff(sizes) == 0) & (np.diff(micro_batches) == 0)
     each_s = np.log(seconds / micro_batches)
     # From the mean of up to four equal rounds, so that the noise of the longer series does not count.
     change_s = each_s[1:] - _recent(each_s, paired & unchanged)[:-1]
     informative = paired & ~unchanged
-    # One or two pairs may be an accident, so the cost is not identified: the estimate is 0, and anything is possible.
-    if informative.sum() < _LEAST_PAIRS:
+    # Then the cost is not identified: the estimate is 0, and anything is possible.
+    if informative.sum() < _PAIRS_NEEDED:
         return FixedSamples(Fixed(0.0), Fixed(0.0), Fixed(float(betas[-1])))
     before, after = sizes[:-1][informative], sizes[1:][informative]
     once_before, once_after = 1.0 / micro_batches[:-1][informative], 1.0 / micro_batches[1:][informative]
@@ -111,18 +118,20 @@ def fixed_samples(
             ratio = (after + beta + gamma * once_after) / (before + beta + gamma * once_before)
             return np.asarray(change_s[informative] - np.log(ratio))
 
-        parts = 1 + len(betas) * len(per_round) * len(before) // _MOST_ERRORS
+        parts = 1 + len(betas) * len(per_round) * len(before) // _ERRORS_AT_ONCE
         return np.concatenate([figure(errors(some)) for some in np.array_split(betas, parts)])
 
     same = np.abs(change_s[paired & unchanged])
     # As in epochs of two rounds: then equal rounds count, whatever lies between them.
-    if len(same) < _LEAST_PAIRS:
+    if len(same) < _PAIRS_NEEDED:
         same = np.abs(change_s[unchanged])
     scatter = float(of_each(lambda errors: np.median(np.abs(errors), axis=-1)).min())
-    noise = max(1.4826 * max(scatter, float(np.median(same)) if len(same) else 0.0), _LEAST_NOISE)
+    noise = max(1.4826 * max(scatter, float(np.median(same)) if len(same) else 0.0), _NOISE_AT_LEAST)
     free = max(len(before) - (2 if len(per_round) > 1 else 1), 1)
-    tolerated = len(before) * math.log1p(float(stdtrit(free, _PROBABILITY)) ** 2 / free)
-    both = of_each(lambda errors: (_TAILS + 1.0) * np.log1p((errors / noise) ** 2 / _TAILS).sum(axis=-1))
+    tolerated = len(before) * math.log1p(float(stdtrit(free, _CONFIDENCE)) ** 2 / free)
+    both = of_each(
+        lambda errors: (_DEGREES_OF_FREEDOM + 1.0) * np.log1p((errors / noise) ** 2 / _DEGREES_OF_FREEDOM).sum(axis=-1)
+    )
     against, best = both.min(axis=1), per_round[both.argmin(axis=1)]
     weights = np.exp(-0.5 * (against - against.min()))
     # A priori no cost is as likely as all others together; with equal weights, telemetry that shows little would mean
@@ -131,7 +140,7 @@ def fixed_samples(
     within = np.flatnonzero(against <= against.min() + tolerated)
     # One step further at either end, which is the grid's own error.
     first, last = max(within[0] - 1, 0), min(within[-1] + 1, len(betas) - 1)
-    last = max(last, int(np.searchsorted(_SHARES, _BEND)))
+    last = max(last, int(np.searchsorted(_FIXED_PARTS, _NO_FIXED_PART_BELOW)))
     likely = int(np.rint((weights / weights.sum()) @ np.arange(len(betas))))
     least, chosen, most = (Fixed(float(betas[i]), float(best[i] * (typical + betas[i]))) for i in (first, likely, last))
     return FixedSamples(least, chosen, most)
@@ -153,10 +162,10 @@ def if_it_waits_once(
 
 
 def _recent(figures: Floats, goes_on: NDArray[np.bool_]) -> Floats:
-    """Return the mean of each figure and of up to ``_BEFORE`` before it that go on to it; (K,) and (K - 1,)."""
+    """Return the mean of each figure and of up to ``_EQUAL_ROUNDS_BEFORE`` figures that lead to it; (K,), (K - 1,)."""
     total, count = figures.copy(), np.ones(len(figures))
     reached = np.ones(len(figures), dtype=np.bool_)
-    for back in range(1, min(_BEFORE, len(figures) - 1) + 1):
+    for back in range(1, min(_EQUAL_ROUNDS_BEFORE, len(figures) - 1) + 1):
         reached[:back] = False
         reached[back:] &= goes_on[: len(figures) - back]
         total[back:] += np.where(reached[back:], figures[:-back], 0.0)

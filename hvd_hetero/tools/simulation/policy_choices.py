@@ -16,11 +16,12 @@ from hvd_hetero.tools.simulation.settings import Setting, read, shown
 from hvd_hetero.topology.mixing import ALLREDUCE, MIXING_NAMES
 
 _BEST_SPLIT = "best-split"
-_LONGEST_LABEL = 60  # of a line of the table
+# A longer label would push the figures off the screen.
+_LABEL_LETTERS = 60
 
 
 @dataclass(frozen=True, slots=True)
-class SchemeChoice:
+class PolicyChoice:
     """A policy to simulate. A policy serves one training, so it is made again each time."""
 
     label: str
@@ -31,7 +32,7 @@ class SchemeChoice:
     """True if production has it, too."""
 
 
-def choose_all(text: str, where: str) -> tuple[SchemeChoice, ...]:
+def choose_all(text: str, where: str) -> tuple[PolicyChoice, ...]:
     """Return the policies of a text: names separated by commas, or a list as a description has it."""
     if not text.lstrip().startswith("["):
         names = [name for name in map(str.strip, text.split(",")) if name]
@@ -48,7 +49,7 @@ def choose_all(text: str, where: str) -> tuple[SchemeChoice, ...]:
     return tuple(choose(entry, where) for entry in entries)
 
 
-def choose(entry: Any, where: str) -> SchemeChoice:
+def choose(entry: Any, where: str) -> PolicyChoice:
     """Return a policy from its name, or from a table with its name and options.
 
     "d-psgd" and "matcha" are BSP with that ``sync``; any other policy takes ``sync`` as an option.
@@ -62,9 +63,9 @@ def choose(entry: Any, where: str) -> SchemeChoice:
     known = [*POLICY_NAMES, _BEST_SPLIT, *MIXING_NAMES]
     settings = {"name": Setting(str, known=known), "label": Setting(str, "")}
     name, label = read(table, settings, f"{where}.policies", more=True).values()
-    if label in known or len(label) > _LONGEST_LABEL or not label.isprintable():
+    if label in known or len(label) > _LABEL_LETTERS or not label.isprintable():
         raise ValueError(
-            f"{where}.policies, {name}: label must be a printable text of at most {_LONGEST_LABEL} characters that is "
+            f"{where}.policies, {name}: label must be a printable text of at most {_LABEL_LETTERS} characters that is "
             f"no policy's name, got {shown(label)}; give another, or none"
         )
     sync = name
@@ -84,5 +85,5 @@ def choose(entry: Any, where: str) -> SchemeChoice:
     except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"{where}.policies, {name}: {error}") from None
     words = [name, *([sync] if sync not in (name, ALLREDUCE) else []), *map(str, options.values())]
-    label = label or " ".join(words)[:_LONGEST_LABEL]
-    return SchemeChoice(label, make, sync=sync, usable=kind is not BestSplit)
+    label = label or " ".join(words)[:_LABEL_LETTERS]
+    return PolicyChoice(label, make, sync=sync, usable=kind is not BestSplit)

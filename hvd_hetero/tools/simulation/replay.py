@@ -45,21 +45,30 @@ from hvd_hetero.tools.simulation.cluster import Cluster, Drivers, Worker
 from hvd_hetero.tools.simulation.compute import Compute, Devices
 from hvd_hetero.tools.simulation.micro_batch_cost import Fixed, FixedSamples, fixed_samples, if_it_waits_once
 from hvd_hetero.tools.simulation.network import Network
-from hvd_hetero.tools.simulation.settings import MOST_SPEED
+from hvd_hetero.tools.simulation.settings import MAX_SPEED
 from hvd_hetero.tools.simulation.variation import Recorded
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-_LONGEST_ROUND_S = 1e9  # thirty years
-_SAME_DRIVER = 0.05
-_BLOCKS = 10  # arbitrary: fewer see slower changes, and know their scatter less well
-_PROBABILITY = 0.975  # of not being exceeded; both sides leave out 5 %
-_COLD_ROUNDS = 2  # arbitrary
-_LEAST_WAITING = 1e-3  # of a rank's work; less moves nothing
-_LEAST_CHANGE = 0.1  # of log s, where a plan changes in the middle of an epoch
-_MOST_COST = 10.0  # of the mean sample of a run, which costs 1: beyond this, its work is not believed (arbitrary)
-WARM_UP_ROUNDS = 5  # arbitrary; the first rounds of a real job pay for buffers, kernels and connections
+# Thirty years: no clock that works says so.
+_LONGEST_ROUND_S = 1e9
+# CPU and memory scatter by less while nothing else runs (arbitrary).
+_DRIVER_CHANGE = 0.05
+# Blocks of which luck is estimated (arbitrary): fewer see slower changes, and know their scatter less well.
+_LUCK_BLOCKS = 10
+# Of a figure not being exceeded: both sides together leave out 5 %.
+_CONFIDENCE = 0.975
+# A shorter wait for the first micro-batch moves no figure of the fit.
+_WAITING_FITTED_FROM = 1e-3
+# A plan that drifts changes log s by less, and the pace changes with it.
+_PLAN_CHANGE = 0.1
+# Work is counted in mean samples of the run. A rank's mean sample that costs more is not believed (arbitrary).
+_BELIEVED_COST = 10.0
+# The first rounds of a real job pay for buffers, kernels and connections (arbitrary) ...
+WARM_UP_ROUNDS = 5
+# ... and fits leave out fewer: one odd pair does no harm, and a run of long rounds has few.
+_COLD_ROUNDS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +113,7 @@ def in_mean_samples(run: Run) -> Run:
     """
     possible = (run.work > 0) & (run.samples > 0)
     mean = run.work[possible].sum() / max(run.samples[possible].sum(), 1)
-    possible &= bool(1.0 / _MOST_COST <= mean <= _MOST_COST)
+    possible &= bool(1.0 / _BELIEVED_COST <= mean <= _BELIEVED_COST)
     if not run.work.any():
         return run
     return run.replace(samples=np.where(possible, run.work, run.samples), work=np.where(possible, run.work, 0.0))
@@ -132,7 +141,7 @@ def replay(run: Run) -> Replay:
     # What a rank paid once: the wait for its first micro-batch, and the update, which is no part of the work.
     wait_s = np.minimum(once_s, np.where(run.input_s > 0, run.input_s, 0.0))
     busy_s = busy_s - (once_s - wait_s)
-    known = (run.samples * MOST_SPEED >= busy_s) & (busy_s * MOST_SPEED >= run.samples) & (run.samples > 0)
+    known = (run.samples * MAX_SPEED >= busy_s) & (busy_s * MAX_SPEED >= run.samples) & (run.samples > 0)
     if not run.elapsed_s[keep].sum() > 0:
         raise ValueError("elapsed_s must be above 0 in some round after the start-up, got 0 in all; record another run")
     cut = np.clip(run.micro_batches, 1, np.maximum(run.samples, 1))  # a micro-batch has a sample
@@ -198,13 +207,12 @@ def _fixed(run: Run, busy_s: Floats, wait_s: Floats, cut: Ints, known: NDArray[n
     # fixed cost. So a plan that changes in the middle of an epoch counts only while the drivers stay.
     drivers = np.stack([run.cpu[:, rank], run.memory[:, rank]])
     # The forecast for round k + 1 saw the line of round k, and that for round k the line before.
-    foreseen = np.append(np.False_, (np.abs(np.diff(drivers)) >= _SAME_DRIVER)[:, :-1].any(axis=0))
+    foreseen = np.append(np.False_, (np.abs(np.diff(drivers)) >= _DRIVER_CHANGE)[:, :-1].any(axis=0))
     sizes = np.log(np.maximum(samples, 1) / counts)
     unchanged = np.diff(samples * 1.0 / counts) == 0
-    drifts = ~unchanged & (np.abs(np.diff(sizes)) < _LEAST_CHANGE)
+    drifts = ~unchanged & (np.abs(np.diff(sizes)) < _PLAN_CHANGE)
     planned = short | (~foreseen & ~drifts & whole[:-1])
     paired = follows & known[1:, rank] & known[:-1, rank] & whole[1:] & (whole | even)[:-1] & planned
-    # Of the start-up less is left out than elsewhere: one odd pair does no harm, and a run of long rounds has few.
     used = np.flatnonzero(known[:, rank])
     used = warm if len(warm := used[used >= _COLD_ROUNDS]) else used
     done, batch_counts, seconds = samples[used].astype(np.float64), counts[used].astype(np.float64), busy_s[used, rank]
@@ -213,7 +221,7 @@ def _fixed(run: Run, busy_s: Floats, wait_s: Floats, cut: Ints, known: NDArray[n
     most_s = float(np.median(once_s)) if (once_s > 0).all() else math.inf
     found = fixed_samples(done, batch_counts, seconds, pairs, most_round_s=most_s)
     waiting = float(np.median(first_s / seconds))
-    if not waiting > _LEAST_WAITING:
+    if not waiting > _WAITING_FITTED_FROM:
         return found
     alone = fixed_samples(done, batch_counts, seconds - first_s, pairs, most_round_s=most_s)
     return if_it_waits_once(found, alone, done, batch_counts, waiting)
@@ -238,7 +246,8 @@ def _usable(run: Run) -> NDArray[np.int64]:
     # Short last rounds of epochs show the fixed cost best, but they are no rounds of the global batch.
     planned = run.plan.sum(axis=1)
     last = np.append(run.epoch[1:] != run.epoch[:-1], True)
-    before = np.maximum.accumulate(np.where(last, -1, np.arange(len(last))))  # the latest that ends no epoch
+    # The latest round before that ends no epoch shows how large a whole one is.
+    before = np.maximum.accumulate(np.where(last, -1, np.arange(len(last))))
     short = last & (planned < np.where(before < 0, np.median(planned), planned[before]))
     return np.flatnonzero((run.round >= run.round[:1] + WARM_UP_ROUNDS) & ~short)
 
@@ -252,10 +261,10 @@ def _filled(amount: Floats, seconds: Floats, known: NDArray[np.bool_], keep: Int
 
 def rate_error(seconds: Floats, expected_s: Floats) -> float:
     """Return the share by which another run's rate may differ; ``seconds`` and ``expected_s`` of each round, (K,)."""
-    blocks = min(_BLOCKS, len(seconds))
+    blocks = min(_LUCK_BLOCKS, len(seconds))
     sums = [[part.sum() for part in np.array_split(each, blocks)] for each in (seconds, expected_s)]
     if blocks < 2 or not min(sums[1]) > 0:
         return 0.0
     luck = np.array(sums[0]) / np.array(sums[1])
     share = luck.std(ddof=1) / (luck.mean() * math.sqrt(blocks)) if luck.mean() > 0 else 0.0
-    return float(stdtrit(blocks - 1, _PROBABILITY) * math.sqrt(2.0) * share)
+    return float(stdtrit(blocks - 1, _CONFIDENCE) * math.sqrt(2.0) * share)

@@ -11,12 +11,18 @@ from dataclasses import dataclass
 from typing import Any
 
 # Bounds of described figures: far above any real job, so that no sum of times loses the small ones.
-MOST_WORKERS = 10_000  # a mixture of predictors takes tens of kilobytes for each
-MOST_ROUNDS = 10**6  # of one policy, at 30 to 130 microseconds a worker (``benchmarks/papers/scale.py``)
-MOST_SAMPLES = 5 * 10**7  # of an epoch, whose order is held as eight bytes each
-LONGEST_S = 1e6  # twelve days, for any event within a round
-MOST_SPEED = 1e12  # samples per second; its inverse is the slowest
-MOST_RATIO = 1e6  # by which a worker may be slower or faster than itself; its inverse is the smallest share
+# A mixture of predictors takes tens of kilobytes for each worker.
+MAX_WORKERS = 10_000
+# A round takes 30 to 130 microseconds a worker (``benchmarks/papers/scale.py``).
+MAX_ROUNDS = 10**6
+# The order of an epoch is held as eight bytes a sample.
+MAX_EPOCH_SAMPLES = 5 * 10**7
+# Twelve days, for any event within a round.
+LONGEST_S = 1e6
+# Samples per second; its inverse is the slowest speed.
+MAX_SPEED = 1e12
+# By so much a worker may be slower or faster than itself; its inverse is the smallest availability.
+MAX_RATIO = 1e6
 
 REQUIRED: Any = object()
 _NAMES = {
@@ -28,7 +34,8 @@ _NAMES = {
     tuple: "a list of numbers",
     dict: "a table",
 }
-_LONGEST_WORD = 100  # longer ones get no hint at what was meant
+# Comparing words takes time by their length squared, and a longer one is no slip of the pen.
+_HINTS_UP_TO_LETTERS = 100
 
 _short = reprlib.Repr()
 _short.maxstring = _short.maxother = _short.maxlong = 60
@@ -108,7 +115,7 @@ def check(fields: object, settings: Mapping[str, Setting]) -> None:
 
 
 def _hint(word: str, known: Collection[str]) -> str:
-    if len(word) > _LONGEST_WORD:
+    if len(word) > _HINTS_UP_TO_LETTERS:
         return ""
-    near = difflib.get_close_matches(word, [each for each in known if len(each) <= _LONGEST_WORD], n=1)
+    near = difflib.get_close_matches(word, [each for each in known if len(each) <= _HINTS_UP_TO_LETTERS], n=1)
     return f" (did you mean {shown(near[0])}?)" if near else ""

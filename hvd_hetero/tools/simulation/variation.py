@@ -28,13 +28,14 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hvd_hetero.tools.simulation.settings import MOST_RATIO, Setting, check
+from hvd_hetero.tools.simulation.settings import MAX_RATIO, Setting, check
 
 Floats = NDArray[np.float64]
 Per = Literal["round", "batch"]
 
 PER = Setting(str, "round", known=("round", "batch"))
-_BLOCK = 128  # draws per worker at a time; arbitrary
+# One call of the generator for so many draws of a worker (arbitrary).
+_DRAWS_AT_ONCE = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ class RandomSlowDown(Variation):
     """Some batches take up to ``most`` times as long."""
 
     settings: ClassVar[dict[str, Setting]] = {
-        "most": Setting(float, 2.0, 1, MOST_RATIO, "times as long at most; 2 is twice"),
+        "most": Setting(float, 2.0, 1, MAX_RATIO, "times as long at most; 2 is twice"),
         "probability": Setting(float, 1.0, 0, 1, "the share of batches that are slow"),
     }
     most: float = 2.0
@@ -120,7 +121,7 @@ class Draws:
         self.any = any(self._variations)
         self._seed, self._stream = seed, stream
         self._generators: dict[tuple[int, int], np.random.Generator] = {}
-        self._blocks = np.ones((len(variations), _BLOCK))
+        self._blocks = np.ones((len(variations), _DRAWS_AT_ONCE))
         self._number = np.full(len(variations), -1)
         self._ahead: list[list[float]] = [[] for _ in variations]  # shown, and not used yet
 
@@ -128,16 +129,16 @@ class Draws:
         """Return every worker's factor number k, (n,)."""
         if not self.any:
             return self._blocks[:, 0]
-        for worker in np.flatnonzero(self._number != k // _BLOCK):
-            self._advance(int(worker), k // _BLOCK)
-        return self._blocks[:, k % _BLOCK]
+        for worker in np.flatnonzero(self._number != k // _DRAWS_AT_ONCE):
+            self._advance(int(worker), k // _DRAWS_AT_ONCE)
+        return self._blocks[:, k % _DRAWS_AT_ONCE]
 
     def one(self, worker: int, k: int) -> float:
         """Return the k-th factor of one worker."""
         if not self._variations[worker]:
             return 1.0
-        self._advance(worker, k // _BLOCK)
-        return float(self._blocks[worker, k % _BLOCK])
+        self._advance(worker, k // _DRAWS_AT_ONCE)
+        return float(self._blocks[worker, k % _DRAWS_AT_ONCE])
 
     def following(self, counts: NDArray[np.int64]) -> Floats:
         """Return the next ``counts[i]`` factors of each worker, (n, max count), 1 beyond."""
@@ -159,12 +160,12 @@ class Draws:
     def _advance(self, worker: int, block: int) -> None:
         while self._number[worker] < block:
             self._number[worker] += 1
-            row = np.ones(_BLOCK)
+            row = np.ones(_DRAWS_AT_ONCE)
             for j, variation in self._variations[worker]:
                 if (rng := self._generators.get((worker, j))) is None:
                     # A stream of its own, so that one more worker or variation changes no other's draws.
                     rng = np.random.Generator(np.random.PCG64([self._seed, self._stream, worker, j]))
                     self._generators[worker, j] = rng
-                row *= variation.draw(rng, int(self._number[worker]) * _BLOCK, _BLOCK)
+                row *= variation.draw(rng, int(self._number[worker]) * _DRAWS_AT_ONCE, _DRAWS_AT_ONCE)
             self._blocks[worker] = row
         assert self._number[worker] == block, "draws were asked for backwards"

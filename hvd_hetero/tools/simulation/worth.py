@@ -5,16 +5,12 @@ For the workers S that stay, on the K rounds of a replay:
     R(S) = mean_k X_k / (mean_k max_{i in S} f_ik Γ_i(x_i, κ_i) + c + ρ(S) e)
 
 with the factors f of ``replay``, and Γ as ``compute`` has it. x is LB-BSP's division of X_k, round k's global batch,
-among S: the exact optimum at the median paces of each ``_BLOCK`` rounds. e is the mean transfer, the wait of the rank
-that came last. c is the rest of a round, which the workers that stay pay, too.
+among S: the exact optimum at the median paces of each ``_ROUNDS_PER_SPLIT`` rounds. e is the mean transfer, the wait of
+the rank that came last. c is the rest of a round, which the workers that stay pay, too.
 
-**Transfers of fewer workers.** n workers took e, so ρ = 1. In a ring of alike links m workers take (m - 1) / (n - 1)
-of that if latency decides, and n / m times that share if bandwidth does, which is likely where transfers matter. But
-the link of the worker that leaves may have been the slow one, or the time may not depend on m, so ρ may be anything
-from 0 to 1.
-
-**Interval.** R(S) lies between the least and the most over ρ and over the fixed costs that the run allows, and wider
-by the luck of another run (``replay.rate_error``) at either end. Without / with is computed on the same machines.
+**Interval.** ρ is the part of e that fewer workers take: 1 for all of them, and anything from 0 to 1 for fewer. R(S)
+lies between the least and the most over ρ and over the fixed costs that the run allows, and wider by the luck of
+another run (``replay.rate_error``) at either end. Without / with is computed on the same machines.
 Left out: memory that a larger share may not find, beyond the limits that the run met; cores and links that are shared.
 
 A described cluster needs none of this: production's policy trains on it in simulated time (``engine``), with and
@@ -48,11 +44,16 @@ Floats = NDArray[np.float64]
 Rates = Callable[[tuple[int, ...]], Floats]
 """From the workers that stay to samples per second: least, likely and most on each of V machines, (V, 3)."""
 
-_MOST_ASKED = 16
-_BLOCK = 25  # rounds that one split serves: LB-BSP follows slower changes, and foresees no faster ones (arbitrary)
-_ALONE_S = 2e-3  # of a collective that one rank does with itself: Horovod looks for work once a millisecond
-_MOST_PRICE = 1e12  # per hour, in any currency (arbitrary): sums of them are finite
-_OPEN = 1.02  # ends further apart are worth asking for
+# A replay without each rank takes time, and fast ranks do not hurt.
+_SLOWEST_ASKED = 16
+# LB-BSP follows slower changes, and foresees no faster ones (arbitrary).
+_ROUNDS_PER_SPLIT = 25
+# A collective that one rank does with itself: Horovod looks for work once a millisecond.
+_ALONE_S = 2e-3
+# Per hour, in any currency (arbitrary): sums of such prices are finite.
+_PRICE_UP_TO = 1e12
+# A narrower range changes no decision, so its reason is not mentioned.
+_RANGE_MENTIONED_FROM = 1.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +124,8 @@ def worth_of_run(machines: Replay, global_batch: int | None = None) -> Worth:
     middle = np.array([rates(_but(workers, each.worker))[:, 1] for each in found.each])
     return replace(
         found,
-        transfer_open=workers > 2 and transfer_s > (_OPEN - 1.0) * batch / found.all.likely,
-        fixed_open=bool(np.ptp(middle / whole[:, 1], axis=1).max() > _OPEN - 1.0),
+        transfer_open=workers > 2 and transfer_s > (_RANGE_MENTIONED_FROM - 1.0) * batch / found.all.likely,
+        fixed_open=bool(np.ptp(middle / whole[:, 1], axis=1).max() > _RANGE_MENTIONED_FROM - 1.0),
     )
 
 
@@ -156,7 +157,7 @@ def _worth(cluster: Cluster, batch: float, rates: Rates, slack: float = 1.0) -> 
         raise ValueError("a single worker is worth all that is done; describe or record two at least")
     alone_s = np.array([w.compute.slope_s * batch + w.compute.intercept_s for w in cluster.workers])
     fastest, whole, each = int(np.argmin(alone_s)), rates(tuple(range(count))), []
-    for worker in np.argsort(-alone_s, kind="stable")[:_MOST_ASKED].tolist():
+    for worker in np.argsort(-alone_s, kind="stable")[:_SLOWEST_ASKED].tolist():
         without = rates(_but(count, worker))
         each.append(Without(worker, Rate.of(without), Rate.of(without * [1.0, 1.0, slack] / whole[:, 1:2])))
     each.sort(key=lambda one: one.times.likely)
@@ -173,7 +174,7 @@ def _transfer_s(machines: Replay) -> tuple[float, float]:
     rest_s, waits = np.array(machines.cluster.network.recorded_s), machines.run.wait_s[list(machines.kept)]
     last_s = np.where((waits >= 0) & np.isfinite(waits), waits, np.inf).min(axis=1)
     known = np.isfinite(last_s)
-    # Where no wait is known, all that is not computing may have been the transfer.
+    # Where no wait is known, the transfer may be all that is not computing.
     transfer_s = float(np.minimum(last_s, rest_s)[known].mean() if known.any() else rest_s.mean())
     return transfer_s, float(rest_s.mean()) - transfer_s
 
@@ -182,9 +183,12 @@ def _transfers_s(all_s: float, count: int, workers: int) -> list[float]:
     """Return the most, the likely and the least seconds of a transfer among so many of the workers."""
     if count == workers:
         return [all_s] * 3
-    # A single worker sends nothing, and pays for asking.
+    # A single worker sends nothing, and pays for the call.
     if count == 1:
         return [min(all_s, _ALONE_S), 0.5 * min(all_s, _ALONE_S), 0.0]
+    # In a ring of equal links m of n workers take (m - 1) / (n - 1) of the time if latency decides. If bandwidth does,
+    # as is likely where transfers matter, they take n / m times that. But the slow link may have been that of the
+    # worker that leaves, or the time may not depend on their number. So anything from none to all of it is possible.
     return [all_s, workers * (count - 1) / (count * (workers - 1)) * all_s, 0.0]
 
 
@@ -199,7 +203,7 @@ def _computing_s(machines: Replay, cluster: Cluster, factors: Floats, stay: Sequ
     beta, total_s = devices.intercept_s / devices.slope_s, 0.0
     # One exact split for a block of rounds: LB-BSP itself, in the engine, takes 1 to 3 s for what takes a tenth here,
     # and divides a little worse.
-    parts = np.array_split(np.arange(len(totals)), math.ceil(len(totals) / _BLOCK))
+    parts = np.array_split(np.arange(len(totals)), math.ceil(len(totals) / _ROUNDS_PER_SPLIT))
     begins = np.unique([*(part[0] for part in parts), *(np.flatnonzero(np.diff(totals)) + 1)])
     for begin, block in zip(begins, np.split(factors[:, stay], begins[1:]), strict=True):
         equal = equal_plan(len(stay), totals[begin])
@@ -225,8 +229,8 @@ def prices_of(text: str, workers: int) -> tuple[float, ...]:
             found[int(name)] = float(price.replace("_", "no"))  # Python reads 1_0 as 10
         except ValueError:
             found[int(name)] = math.nan
-        if not 0 <= found[int(name)] <= _MOST_PRICE:
-            rule = f"numbers of at least 0 and at most {_MOST_PRICE:g} per hour"
+        if not 0 <= found[int(name)] <= _PRICE_UP_TO:
+            rule = f"numbers of at least 0 and at most {_PRICE_UP_TO:g} per hour"
             raise ValueError(f"--prices must be {rule}, got {shown(part)}; {remedy}")
     if missing := [rank for rank in range(workers) if rank not in found]:
         rule = f"every rank, and rank {missing[0]} has none; add {missing[0]}=… (0 if it is free)"

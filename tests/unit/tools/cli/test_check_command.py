@@ -203,8 +203,8 @@ def test_it_can_train_and_is_told_what_it_lacks_for_keras(without_horovod, capsy
     assert check.run(without_horovod, {"PATH": "/usr/bin:/bin"}) == 0
     out = capsys.readouterr().out
     assert "warning  Horovod: not installed; PyTorch trains with torchrun, Keras needs it" in out
-    assert "mend it by: hvd-hetero build-horovod --install" in out
-    assert "warning  compiler: missing, should Horovod be built here: make" in out
+    assert "repair it by: hvd-hetero build-horovod --install" in out
+    assert "warning  compiler: this is missing if Horovod is to be built here: make" in out
     assert "ok       two ranks, torch.distributed: sum" in out
     assert "This installation can train" in out
 

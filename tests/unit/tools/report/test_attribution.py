@@ -224,7 +224,7 @@ def test_the_first_round_of_a_resumed_run_counts_nowhere():
 
 
 def test_a_run_without_a_usable_round_is_refused():
-    with pytest.raises(ValueError, match="2 rounds"):
+    with pytest.raises(ValueError, match="2 recorded rounds"):
         figures(run_of([[1, 1]] * 2, [[1, 1]] * 2, [0, -1]))
     with pytest.raises(ValueError, match="computing time"):
         figures(run_of([[0, 0]] * 2, [[1, 1]] * 2, [1, 1]))

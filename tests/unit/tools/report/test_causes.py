@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from hvd_hetero.telemetry import Run
 from hvd_hetero.tools.report import figures
-from hvd_hetero.tools.report.causes import KINDS, LEAST, LEAST_UNEXPLAINED, Cause, causes
+from hvd_hetero.tools.report.causes import KINDS, NOTABLE_LOSS, NOTABLE_UNEXPLAINED_LOSS, Cause, causes
 from hvd_hetero.tools.report.slowness import Slowness
 
 ROUNDS, TRANSFER_S = 60, 0.004
@@ -54,11 +54,11 @@ def test_less_work_is_advised_only_where_the_policy_does_not_give_it(policy):
     assert cause.remedy == (
         "Give it less work (policy='lb-bsp'), or a faster machine."
         if policy == "bsp"
-        else "Its share follows its speed, as far as its limits allow; a faster machine would help."
+        else "Its share of the samples follows its speed already, within its limits. A faster machine would help."
     )
     samples = np.tile([20, 10], (ROUNDS, 1))
     evened = causes(run_of(samples * np.array([5e-3, 1e-2]), samples=samples).replace(policy=policy))[1]
-    assert evened.remedy == "The split gives it less work already; a faster machine would help."
+    assert evened.remedy == "The split gives it less work already. A faster machine would help."
 
 
 def test_a_rank_that_is_as_fast_as_others_and_was_given_more_has_too_large_a_share():
@@ -66,7 +66,7 @@ def test_a_rank_that_is_as_fast_as_others_and_was_given_more_has_too_large_a_sha
     run = run_of(1e-3 * samples, samples=samples)
     assert causes(run)[1] == Cause(
         "share",
-        "It is not slow: it was given 90% of the samples, and has 50% of the speed of all ranks.",
+        "It is not slow, but it got 90% of the samples, and has 50% of the speed of all ranks.",
         "Give it fewer samples.",
     )
     assert kinds(run) == ["", "share"]
@@ -92,9 +92,9 @@ def test_equal_ranks_raise_no_alarm(ranks):
 
 
 def test_a_loss_below_the_threshold_raises_none_whatever_the_readings_say():
-    own_s = steady(0.05, 0.05 / (1.0 - 0.9 * LEAST), scatter=0.0)
+    own_s = steady(0.05, 0.05 / (1.0 - 0.9 * NOTABLE_LOSS), scatter=0.0)
     assert kinds(run_of(own_s, throttled=[0.0, 0.09])) == ["", ""]
-    assert kinds(run_of(steady(0.05, 0.05 / (1.0 - 1.1 * LEAST), scatter=0.0), throttled=[0.0, 0.11])) == [
+    assert kinds(run_of(steady(0.05, 0.05 / (1.0 - 1.1 * NOTABLE_LOSS), scatter=0.0), throttled=[0.0, 0.11])) == [
         "",
         "throttled",
     ]
@@ -143,7 +143,7 @@ def test_a_quota_that_came_later_is_named_as_it_is():
     """Not as its mean with the time before, when there was none."""
     quota = np.where(np.arange(ROUNDS)[:, None] < ROUNDS // 2, [0.0, 0.0], [0.0, 1.5])
     run = run_of(steady(0.05, 0.10), throttled=[0.0, 0.41], quota_cores=quota)
-    assert "its container's limit is 1.5 cores" in causes(run)[1].evidence
+    assert "The CPU limit of its container (1.5 cores)" in causes(run)[1].evidence
 
 
 def test_pauses_that_ranks_have_in_turns_explain_what_they_cost_although_all_have_them():
@@ -179,7 +179,7 @@ def test_what_all_loops_do_between_rounds_makes_a_rank_with_few_samples_no_slowe
     compute_s = 0.001 * samples
     run = run_of(compute_s, samples=samples, transfer_s=0.02)
     run = run.replace(wait_s=run.wait_s - 0.02)
-    assert Slowness.of(run).shares.kinds["between"] == pytest.approx(0.02 / 0.039)
+    assert Slowness.of(run).fractions.kinds["between"] == pytest.approx(0.02 / 0.039)
     assert kinds(run) == ["share", ""], "rank 1 is not slow, and rank 0 has too much"
 
 
@@ -230,7 +230,7 @@ def test_a_rank_many_times_slower_may_scatter_as_much_as_one_that_is_little_slow
 
 
 def test_a_slow_transfer_is_the_cause_on_all_ranks_unless_one_of_them_costs_more():
-    slow_s = 0.05 * LEAST_UNEXPLAINED / (1.0 - LEAST_UNEXPLAINED) * 1.2
+    slow_s = 0.05 * NOTABLE_UNEXPLAINED_LOSS / (1.0 - NOTABLE_UNEXPLAINED_LOSS) * 1.2
     [first, second] = causes(run_of(steady(0.05, 0.05), transfer_s=slow_s, sent_mb_s=[12.0, 12.0]))
     assert first == second
     assert (first.kind, "12 MB per second" in first.evidence) == ("network", True)

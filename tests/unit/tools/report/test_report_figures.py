@@ -160,7 +160,7 @@ def test_what_all_ranks_lose_is_told_beside_a_slow_rank_of_another_cause():
     said = verdict(found, [None, Cause("throttled", "It was throttled.", "Raise the limit.")])
     assert "and the largest loss is waiting for ranks that wait for their data: 33% of the time." in said.verdict
     assert said.next == (
-        "Raise the limit. Give the data loaders more workers or a faster disk, or prepare the data beforehand."
+        "Raise the limit. Give the data loaders more workers or a faster disk, or preprocess the data before training."
     )
     own = verdict(found, [None, Cause("input", "It waited.", "Give it more workers.")])
     assert (own.next, "largest" in own.verdict) == ("Give it more workers.", False)
@@ -180,18 +180,18 @@ def test_a_single_rank_keeps_together_with_no_other(capsys):
     assert report.verdict.verdict == "Nothing is wrong. The largest loss is synchronising: 7.3% of the time."
     assert report.verdict.why.startswith("The rank computes for 91% of the time.")
     assert report.figures.alternatives is None
-    assert report.figures.no_alternatives == "a single rank does all samples, whatever the split."
+    assert report.figures.no_alternatives == "a single rank gets all samples under every policy."
     slow = report_of(run.replace(elapsed_s=np.full(60, 2.0), wait_s=np.full((60, 1), 1.0)), "run").verdict
     assert slow.verdict == "Synchronising took 50% of the time."
-    assert slow.why.startswith("It waited for the transfer: 50%")
+    assert slow.why.startswith("It waited for transfers: 50%")
 
 
 def test_what_is_missing_from_a_run_is_noted():
     run = run_of([[10, 10]] * 6, [[1, np.nan]] * 6, [2, 2, 2, 0, 2, 2])
     notes = " ".join(report_of(run, "run").notes)
-    assert "or one that cannot be true, are left out: 1." in notes
-    assert "No speed is known of rank 1" in notes
-    assert "they rest on 5 rounds" in notes
+    assert "1 of 6 rounds are left out: their duration is zero or impossible." in notes
+    assert "The speed of rank 1 is not known." in notes
+    assert "because the run has 5 rounds" in notes
 
 
 def test_the_noise_scale_is_that_of_the_last_rounds_or_not_known():
@@ -227,7 +227,7 @@ def test_the_fit_and_what_padding_and_division_by_number_cost_are_told():
     report = report_of(by_cost(**columns, padding=np.tile([0.1, 0.3], (ROUNDS, 1))), "made")
     note = report.costs
     assert note not in report.notes, "nothing is missing"
-    for figure in ("0.25 + 0.015 L + 0.001 M of a mean one", "20% of the work", "1.50 times as long"):
+    for figure in ("0.25 + 0.015 L + 0.001 M of a mean sample", "20% of the work", "1.50 times as long"):
         assert figure in note
     assert "L²" not in note
 
@@ -242,4 +242,4 @@ def test_work_that_cannot_be_true_counts_as_not_known(times):
     run = by_cost()
     report = report_of(run.replace(work=times * run.work), "made")
     assert report.figures.ranks.samples_per_s == pytest.approx((15.0, 5.0))
-    assert any(note.startswith("work cannot be true in 20 of 20 rounds (ranks 0 and 1)") for note in report.notes)
+    assert any(note.startswith("work is impossible in 20 of 20 rounds (ranks 0 and 1)") for note in report.notes)

@@ -50,7 +50,7 @@ def test_the_command_writes_summary_and_page(run_file, capsys):
     assert "Verdict: Rank 1 held all others up for 33% of the time." in out
     assert err == f"page: {run_file.with_suffix('.html')}\n"
     text = run_file.with_suffix(".html").read_text()
-    for heading in ("Where the time went", "Which ranks cost how much", "What another split would have made"):
+    for heading in ("Where the time went", "Which ranks held others up", "How fast other splits would have been"):
         assert heading in text
 
 
@@ -80,9 +80,16 @@ def test_the_page_of_a_single_rank_speaks_of_no_other(tmp_path):
     record(path, Cluster.of_speeds([400]), BSP(), 96, 40)
     text = page(make_reports([path]))
     shown = text[: text.index("<footer>")]
-    for words in ("held others up", "held all others up", "best rank", "late ranks", "between ranks", "times this run"):
+    for words in (
+        "held others up",
+        "held all others up",
+        "of the fastest",
+        "late ranks",
+        "between ranks",
+        "times this run",
+    ):
         assert words not in shown
-    for words in ("How fast the rank was", "waiting for data", "a single rank does all samples"):
+    for words in ("How fast the rank was", "waiting for data", "a single rank gets all samples"):
         assert words in shown
 
 
@@ -135,7 +142,7 @@ def header_and(line=b"", **changed):
         (b"\x00\xff\xfe" * 100 + b"\n", "is not telemetry of hvd-hetero"),
         (b"<html></html>\n", "is not telemetry of hvd-hetero"),
         (json.dumps(HEADER | {"workers": 0}).encode() + b"\n", "workers must hold a whole number"),
-        (header_and(), "holds 0 rounds"),
+        (header_and(), "none of the 0 recorded rounds"),
         (header_and(b'{"round": 1'), "line 2 is no JSON"),
         (header_and(b"[" * 100_000), "line 2 is no JSON"),
         (header_and(samples=[1e300, 1]), "samples must hold whole numbers"),
@@ -163,8 +170,8 @@ def test_a_run_cut_short_is_reported_and_says_so(tmp_path, capsys):
     path = written(tmp_path / "run.jsonl")
     path.write_bytes(path.read_bytes()[:-30])
     assert main(["report", str(path)]) == 0
-    assert "Partial: The last line of the file is cut short" in capsys.readouterr().out
-    assert "This report is partial." in path.with_suffix(".html").read_text()
+    assert "Note:    The last line of the file is incomplete" in capsys.readouterr().out
+    assert "<b>Notes</b>" in path.with_suffix(".html").read_text()
 
 
 @pytest.mark.parametrize(
@@ -185,11 +192,11 @@ def test_figures_that_cannot_be_true_of_one_rank_leave_a_report_of_the_rest(tmp_
         assert "19 rounds in 38 s, without" in " ".join(shown.split())
         assert not re.search(r"\b(nan|inf)\b", shown)
     if key in ("compute_s", "input_s", "wait_s") and value is not None and (value < 0 or value >= 1e9):
-        assert f"{key} cannot be true in 20 of 20 rounds (rank 0), by the time" in " ".join(out.split())
+        assert f"{key} is impossible in 20 of 20 rounds (rank 0), compared with the duration" in " ".join(out.split())
     else:
-        assert "cannot be true" not in out
+        assert "impossible" not in out
     without_speed = key == "compute_s" or (key == "fixed_samples" and value == 2.0**52)
-    assert ("No speed is known of rank 0" in out) == without_speed
+    assert ("The speed of rank 0 is not known" in out) == without_speed
 
 
 @pytest.mark.parametrize(("seconds", "code"), [(-1.0, 2), (0.0, 2), (1e-300, 2), (1e9, 0), (1.1e9, 2), (1e12, 2)])
@@ -198,7 +205,7 @@ def test_rounds_of_every_elapsed_time_make_a_report_or_are_refused(tmp_path, cap
     assert main(["report", str(path), "--no-page"]) == code
     out, err = capsys.readouterr()
     assert ("Verdict:" in out) == (code == 0)
-    assert ("that can be true" in err) == (code == 2), "no round, or in rounds of no time no rank's computing"
+    assert ("plausible" in err) == (code == 2), "no round, or in rounds of no time no rank's computing"
 
 
 def test_a_page_that_cannot_be_written_is_told_before_the_work(tmp_path, capsys):
@@ -234,7 +241,7 @@ def test_something_else_is_not_overwritten(tmp_path, capsys):
     page_file = tmp_path / "run.html"
     page_file.write_text("my thesis")
     assert main(["report", str(path)]) == 2
-    assert "exists and is no report" in capsys.readouterr().err
+    assert "is no report; name another file" in capsys.readouterr().err
     assert page_file.read_text() == "my thesis"
     page_file.unlink()
     assert [main(["report", str(path)]) for _ in range(2)] == [0, 0], "a report may be made again"
@@ -272,6 +279,6 @@ def test_one_file_named_twice_is_not_compared(tmp_path, capsys):
     link.symlink_to(run)
     for pair in ((run, run), (link, run)):
         assert main(["report", *map(str, pair), "--no-page", "--no-replay"]) == 2
-        assert f"{pair[0]} and {pair[1]} must be of two runs" in capsys.readouterr().err
+        assert f"{pair[0]} and {pair[1]} are one file" in capsys.readouterr().err
     shutil.copy(run, copied := tmp_path / "copied.jsonl")
     assert len(make_reports([run, copied], replayed=False)) == 2, "a copy is a file of its own"

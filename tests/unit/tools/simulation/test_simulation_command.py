@@ -84,7 +84,7 @@ def test_a_run_of_every_fourth_round_is_replayed_and_what_it_does_not_tell_is_sa
     assert machines.measured_rate == pytest.approx(rate, rel=0.03)
     assert machines.dataset == pytest.approx(6000, rel=4 * 120 / 6000)
     assert cli.main(["simulate", "--from", str(path), "--policies", "bsp"]) == 0
-    assert "1 round of 4 is recorded. What a micro-batch costs" in capsys.readouterr().err
+    assert "1 round of 4 is recorded. So the fixed cost of a micro-batch" in capsys.readouterr().err
 
 
 def test_a_recorded_run_replayed_under_its_own_policy_takes_as_long(tmp_path):

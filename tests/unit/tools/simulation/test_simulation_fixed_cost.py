@@ -116,7 +116,7 @@ def test_a_run_of_one_size_yields_ranges_and_no_figure(tmp_path, capsys, asked):
     assert least < ratio < most
     assert cli.main(["simulate", "--from", str(path)]) == 0
     out = capsys.readouterr().out
-    assert "leaves the fixed cost of a micro-batch open" in out
+    assert "does not show the fixed cost of a micro-batch" in out
     line = next(line for line in out.splitlines() if "non-blocking" in line)
     assert f"{least:.2f} … {most:.2f}" in line
 

@@ -55,17 +55,17 @@ OPTIONS = [
     ("--replace '9: 0'", "--replace must name a worker"),
     ("--network 'bandwidth_mbps = -1000'", "--network: bandwidth_mbps must be at least .*got -1000"),
     ("--network 'bandwith_mbps = 1000'", "--network has no setting 'bandwith_mbps' .did you mean"),
-    ("--worth --drop 1", "--worth asks about the workers as they are, under lb-bsp, and goes without --drop"),
-    ("--worth --policies bsp", "goes without --policies; ask one question a call"),
-    ("--worth --drop 0 --drop 1 --add 1", "goes without --drop"),
-    ("--prices 0=1", "--prices goes with --worth; add --worth, or leave --prices out"),
+    ("--worth --drop 1", "--worth looks at the described workers under lb-bsp, and cannot go with --drop"),
+    ("--worth --policies bsp", "cannot go with --policies; run the command once for each"),
+    ("--worth --drop 0 --drop 1 --add 1", "cannot go with --drop"),
+    ("--prices 0=1", "--prices needs --worth; add --worth, or leave --prices out"),
 ]
 ALONE = [  # without a description
-    ("", "give either a description"),
-    ("x.toml --from y.jsonl", "give either a description"),
+    ("", "simulate needs either a description"),
+    ("x.toml --from y.jsonl", "simulate needs either a description"),
     ("missing.toml", "missing.toml"),
-    ("--from run.jsonl --worth --rounds 9", "recorded rounds, and makes no use of --rounds"),
-    ("--from run.jsonl --worth --seed 0", "makes no use of --seed; leave it out"),
+    ("--from run.jsonl --worth --rounds 9", "recorded rounds, so --rounds has no effect"),
+    ("--from run.jsonl --worth --seed 0", "so --seed has no effect; leave it out"),
 ]
 
 

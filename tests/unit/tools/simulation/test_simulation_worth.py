@@ -72,7 +72,7 @@ def test_workers_come_in_order_and_the_one_that_hurts_is_named(tmp_path):
     assert worth_sentences(worth)[0] == leave_out(worth)
     equal = foretold(tmp_path / "equal.jsonl", cluster_of((400, 400, 400)), LBBSP())
     assert leave_out(equal) == ""
-    assert worth_sentences(equal)[0] == "Every rank is worth its place."
+    assert worth_sentences(equal)[0] == "Without any one of these ranks the training would be slower."
     assert equal.times_fastest.likely == pytest.approx(0.245 / 0.085, rel=0.03)  # 96 and 32 samples, and 5 ms
 
 
@@ -84,7 +84,7 @@ def test_a_transfer_of_fewer_workers_is_a_range_that_holds_alike_links_and_a_slo
     for cluster, name in ((alike, "alike"), (slow, "slow")):
         worth = foretold(tmp_path / f"{name}.jsonl", cluster, LBBSP())
         assert worth.transfer_open
-        assert any("how long fewer ranks take for a transfer" in told for told in worth_sentences(worth))
+        assert any("How long transfers of fewer ranks take" in told for told in worth_sentences(worth))
         each = next(one for one in worth.each if one.worker == 2)
         truth = really(without(cluster, 2))
         assert each.rate.least <= truth <= each.rate.most
@@ -101,7 +101,7 @@ def test_a_record_of_one_batch_size_leaves_the_fixed_cost_open(tmp_path):
     record(tmp_path / "run.jsonl", cluster, BSP(), BATCH, ROUNDS)
     worth = worth_of_run(replay(read_run(tmp_path / "run.jsonl")), BATCH)
     assert worth.fixed_open
-    assert any("what a micro-batch costs besides its samples" in told for told in worth_sentences(worth))
+    assert any("The fixed cost of a micro-batch cannot be seen" in told for told in worth_sentences(worth))
     for each in worth.each:
         assert each.rate.least <= really(without(cluster, each.worker)) <= each.rate.most
 
@@ -178,7 +178,7 @@ def test_a_report_tells_what_each_rank_is_worth(tmp_path, capsys):
         assert " ".join(shown.split()).count("Leave out rank 2: ") == 1, "in the verdict"
     for shown in (out, page):
         assert "samples per 1 paid" in shown
-        assert "All ranks together do" in " ".join(shown.split())
+        assert "All ranks together are" in " ".join(shown.split())
     assert "What each rank is worth" in page
     assert main(["report", str(path), "--prices", "0=2,5=1"]) == 2
     assert "run.jsonl: --prices must name ranks from 0 to 2, got '5=1'" in capsys.readouterr().err
@@ -191,7 +191,7 @@ def test_prices_of_a_record_without_the_times_it_needs_are_refused(tmp_path, cap
     record(path, cluster_of((800, 400)), LBBSP(), BATCH, 6)
     assert main(["report", str(path), "--prices", "0=2,1=1"]) == 2
     error = capsys.readouterr().err
-    assert "--prices needs a run that can be replayed, and the run must hold at least 2 rounds after" in error
+    assert "--prices needs a run that can be replayed, but the run must hold at least 2 rounds after" in error
     assert error.count("\n") == 1
     assert main(["simulate", "--from", str(path), "--worth"]) == 2
     assert "record a longer one" in capsys.readouterr().err
@@ -231,7 +231,7 @@ def test_a_rank_that_rests_is_known_by_its_last_round_and_leaving_it_out_changes
     assert each.times.likely == pytest.approx(1.0, rel=1e-3)
     assert report.worth.all.likely == pytest.approx(really(without(cluster, 2)), rel=0.05)
     assert report.causes[2].kind == "rests"
-    assert report.verdict.next.count("Ending it spares its part in the sums.") == 1
+    assert report.verdict.next.count("Remove it from the job, which shortens transfers, too.") == 1
     assert "Leave out" not in report.verdict.next
     rates = {one["worker"]: one["rate"]["likely"] for one in asked("--from", path, "--worth")["each"]}
     assert rates[0] == pytest.approx(really(without(cluster, 0)), rel=0.1), "then rank 2 has samples again, or rests"
@@ -272,4 +272,4 @@ def test_of_many_workers_the_slowest_are_asked_about(tmp_path):
     record(tmp_path / "run.jsonl", cluster, BSP(), 100, 30)
     worth = worth_of_run(replay(read_run(tmp_path / "run.jsonl")), 100)
     assert sorted(each.worker for each in worth.each) == list(range(16))
-    assert "Of 20 ranks, the 16 slowest were asked about." in worth_sentences(worth)
+    assert "Only the 16 slowest of 20 ranks were looked at." in worth_sentences(worth)
