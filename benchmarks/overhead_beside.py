@@ -218,11 +218,11 @@ def unequal(ranks: Ranks, name: str, factors: tuple[float, ...], cycles: int) ->
         return trained, balance
 
     with slowness:
-        usual, late_tables._COSTS_S = late_tables._COSTS_S, 0.0  # a table each round: splits are found in few
+        usual, late_tables._SUM_CPU_S = late_tables._SUM_CPU_S, 0.0  # a table each round: splits are found in few
         lb_bsp, balance = scaled("lb-bsp", FIRST)
         by_hand, oracle = scaled(ByHand(), PASSES * PASS + 3)  # a table may come two rounds late
         oracle._session.beside._let_go()  # it measures no more
-        late_tables._COSTS_S = usual
+        late_tables._SUM_CPU_S = usual
         stock = steps(ranks.stock_batches(data, GLOBAL_BATCH // ranks.size), *ranks.reduced(network(name)[0]))
         of_turn = dict.fromkeys(("by hand", "lb-bsp", "alone"), TURN * GLOBAL_BATCH)
         of_turn["stock"] = TURN * (GLOBAL_BATCH // ranks.size * ranks.size)

@@ -7,18 +7,18 @@
                                  ▼      │
                                  PAUSED ┘
 
-A round that ends when the first rank is done has one more transition: once another rank signals that it has finished,
-``stop_early`` makes the current micro-batch the last one.
+Where a round ends with the first rank, ``stop_early`` makes the current micro-batch the last one, once another rank
+signals that it has finished.
 
 One rank's balancer takes what the rank did and the table that all ranks share, and returns what comes next. It moves no
 tensor, calls no collective and owns no clock: it is given the clock, and the adapter carries the vectors.
 
-**The gradient.** With n_j samples in micro-batch j of a rank, its mean gradient g_j, and X samples planned for the
-round, the ranks sum ``Σ_j (n_j / X) g_j``, which is the mean gradient of all X samples, whatever the split. Inside a
-rank the accumulator is kept in units of the present micro-batch, ``A_j = A_{j-1} · n_{j-1} / n_j + g_j``, and one
-factor ``weight = n_last / X`` follows at the end, where n_last is the size of the last micro-batch that held samples.
-If the round used S samples instead of X, every rank multiplies the sum by ``X / S`` afterwards; S is in the table.
-Where the mean g_j is over w_j of something else, such as tokens, w_j takes the place of n_j, and Σ w the place of S.
+**The gradient.** Let micro-batch j of a rank have n_j samples and the mean gradient g_j, and the round X samples as
+planned. The ranks sum ``Σ_j (n_j / X) g_j``, which is the mean gradient of all X samples, whatever the split. Inside a
+rank the accumulator is kept in units of the present micro-batch, ``A_j = A_{j-1} · n_{j-1} / n_j + g_j``. One factor
+``n_last / X`` follows at the end, where n_last is the size of the last micro-batch that held samples. If the round used
+S samples instead of X, every rank multiplies the sum by ``X / S`` afterwards; S is in the table. Where the mean g_j is
+over w_j of something else, such as tokens, w_j takes the place of n_j, and Σ w the place of S.
 
 A rank that stopped early has done S_i of its x_i samples; nothing else changes. Under the rule of non-blocking SGD its
 gradient is further multiplied by the share that it did, S_i / x_i, and no rank multiplies by X / S.
@@ -466,7 +466,7 @@ class Balancer:
     def discard_round(self) -> None:
         """Forget the current round, which no synchronisation has seen; the next one uses its plan."""
         if self._state is _State.SYNCHRONISING:
-            raise RoundStateError("a round that is being synchronised cannot be abandoned")
+            raise RoundStateError("a round that is being synchronised cannot be discarded; wait for its table first")
         self._reset_round()
 
     def state_dict(self) -> dict[str, Any]:
@@ -500,7 +500,7 @@ class Balancer:
             try:
                 self.planner.load_state_dict(common)
             except ValueError as error:  # the policy or its options have changed
-                logger.warning("shares are negotiated again: %s", error)
+                logger.warning("the saved plans do not fit, and shares are divided anew: %s", error)
             else:
                 return True
         speeds, limits = zip(*prospects, strict=True)
@@ -509,7 +509,9 @@ class Balancer:
 
     def _expect(self, state: _State) -> None:
         if self._state is not state:
-            raise RoundStateError(f"expected to be {state.value}, but this rank is {self._state.value}")
+            raise RoundStateError(
+                f"this call is for a rank {state.value}, and this rank is {self._state.value}; finish that first"
+            )
 
     def _reset_round(self) -> None:
         self._state = _State.AGREED

@@ -48,7 +48,9 @@ def integers(name: str, values: ArrayLike, workers: int) -> IntArray:
     except ValueError:  # rows of different lengths
         array = np.array(None)
     if array.dtype.kind not in "iu":
-        raise TypeError(f"{name} must be an integer or one integer per worker, got {values!r} of type {array.dtype}")
+        raise TypeError(
+            f"{name} must be an integer or one integer per worker, got {values!r} of type {array.dtype}; write [3, 7]"
+        )
     if array.shape not in ((), (workers,)):
         raise ValueError(
             f"{name} must be one integer or one per worker, shape ({workers},), got shape {array.shape}; "
@@ -58,7 +60,7 @@ def integers(name: str, values: ArrayLike, workers: int) -> IntArray:
     if array.size and (array.min() < 0 or array.max() > largest):
         rank = int(np.argmax((array < 0) | (array > largest)))
         where = f"{name}[{rank}]" if array.ndim else name
-        raise ValueError(f"{where} must be at least 0 and below 2**63, got {array.flat[rank]}")
+        raise ValueError(f"{where} must be at least 0 and below 2**63, got {array.flat[rank]}; count from 0")
     whole = np.empty(workers, dtype=np.int64)
     whole[:] = array
     return whole
@@ -72,7 +74,7 @@ def floats(name: str, values: ArrayLike, workers: int | None = None) -> FloatArr
             raise TypeError
         array = array.astype(np.float64, copy=False)
     except (TypeError, ValueError):
-        raise TypeError(f"{name} must be numbers, one per worker, got {values!r}") from None
+        raise TypeError(f"{name} must be numbers, one per worker, got {values!r}; leave out text") from None
     if workers is not None and array.ndim == 0:
         array = np.full(workers, array)
     if array.ndim != 1 or array.size == 0 or workers not in (None, array.size):

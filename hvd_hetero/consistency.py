@@ -44,14 +44,14 @@ _MUST_AGREE = (
     ("settings", 1e-5, "have other hyper-parameters (learning rate, momentum, …) than rank 0"),
 )
 # After so many equal tables, processors of one kind are taken to round alike (arbitrary).
-_TABLES_UNTIL_STRICT = 8
+_TABLES_BEFORE_STRICT = 8
 # Of unlike processors: some last bits of a float32 in one round, and whatever rounding may explain in many. Numbers of
 # less than four bytes have the latter from the first round.
-_ROUNDING_OF_ONE_ROUND, _LARGEST_ROUNDING = 1e-6, 1e-3
-PIECE = 2**13
-"""Numbers in a piece: some ten microseconds."""
-SIGNS = 2.0 * np.random.Generator(np.random.PCG64(20)).integers(0, 2, PIECE) - 1.0
+_ROUNDING_PER_ROUND, _ROUNDING_OF_MANY_ROUNDS = 1e-6, 1e-3
+SIGNS = 2.0 * np.random.Generator(np.random.PCG64(20)).integers(0, 2, 2**13) - 1.0
 """r, the same on every rank."""
+PIECE = len(SIGNS)
+"""Numbers in a piece, which take some ten microseconds."""
 _CPU = ("vendor_id", "cpu family", "model", "stepping", "flags", "Features", "CPU ")
 
 
@@ -71,8 +71,8 @@ def piece_of(round: int, watched: Sequence[WatchedParameter]) -> tuple[int, slic
     return which, slice(begin, begin + PIECE)
 
 
-def shown(numbers: npt.NDArray[Any], memory: npt.NDArray[np.uint8]) -> tuple[float, float]:
-    """Return the parameter norm of a piece, and the checksum of its bits: ``numbers`` as they lie in ``memory``."""
+def norm_and_checksum(numbers: npt.NDArray[Any], memory: npt.NDArray[np.uint8]) -> tuple[float, float]:
+    """Return the parameter norm of a piece, and a checksum of its bits, which lie in ``memory``."""
     exact = numbers.astype(np.float64)
     # The norm alone would not see numbers that were swapped, negated or drawn again. The scalar product alone may be
     # near zero, where a relative tolerance means nothing. A sum of zero would say that a rank has nothing to show.
@@ -118,27 +118,27 @@ class Agreement:
             for name, tolerance, meaning in _MUST_AGREE:
                 if ranks := table.disagreement(name, tolerance):
                     raise PlanMismatchError(f"round {round}: ranks {ranks} {meaning}. {getattr(self.remedies, name)}")
-        shown, bits, kernels = map(table.column, ("parameter_norm", "bits", "kernels"))
-        known = shown != 0.0
+        norms, bits, kernels = map(table.column, ("parameter_norm", "bits", "kernels"))
+        known = norms != 0.0
         self._tables += 1
         if not known.any() or not self._watched:
             return
         first = int(known.argmax())
         which, _ = piece_of(round if turn is None else turn, self._watched)
         # Relative to the largest that it ever was: numbers that pass through zero are no closer together there.
-        largest = self._largest[which] = max(self._largest.get(which, 0.0), float(np.fmax.reduce(np.abs(shown))))
+        largest = self._largest[which] = max(self._largest.get(which, 0.0), float(np.fmax.reduce(np.abs(norms))))
         # NaN has many bit patterns, which mean the same.
-        nan = np.isnan(shown)
+        nan = np.isnan(norms)
         other = known & (bits != bits[first]) & ~(nan & nan[first])
         if not other.any():
             return
-        apart = np.where(other, np.abs(shown - shown[first]) / largest, 0.0)
+        apart = np.where(other, np.abs(norms - norms[first]) / largest, 0.0)
         # Ranks of one kind of processor, with the same number of threads, hold the same bits: they sum the same
         # gradient, and update alike. Once some rounds have shown so, any difference is an error.
-        strict = self._to_the_bit and self._tables > _TABLES_UNTIL_STRICT and (kernels == kernels[0]).all()
+        strict = self._to_the_bit and self._tables > _TABLES_BEFORE_STRICT and (kernels == kernels[0]).all()
         # Other ranks may round differently. Such differences scatter, so they grow with the root of the rounds.
-        rounding = _ROUNDING_OF_ONE_ROUND * math.sqrt(self._tables)
-        allowed = min(rounding, _LARGEST_ROUNDING) if self._watched[which].width >= 4 else _LARGEST_ROUNDING
+        rounding = min(_ROUNDING_PER_ROUND * math.sqrt(self._tables), _ROUNDING_OF_MANY_ROUNDS)
+        allowed = rounding if self._watched[which].width >= 4 else _ROUNDING_OF_MANY_ROUNDS
         far = other if strict else ~(apart <= allowed)
         if far.any():
             size = f"by {apart.max():.1e} of its size" if apart.any() else "in its last bits"
@@ -158,10 +158,6 @@ def require_finite(round: int, broken: npt.NDArray[np.float64]) -> None:
         )
 
 
-# Arbitrary weights, unequal so that exchanged values show.
-_SETTINGS = (("momentum", 0.7), ("weight_decay", 0.5), ("betas", 0.3))
-
-
 def settings_of(groups: Iterable[Mapping[str, Any]]) -> float:
     """Return one number for the hyper-parameters that schedules change; a change of any shows in it."""
     # Not a checksum, because ranks on unlike processors may compute a schedule with unlike last bits. Learning rates
@@ -171,8 +167,9 @@ def settings_of(groups: Iterable[Mapping[str, Any]]) -> float:
         rate = group.get("lr")
         if rate is not None:
             total += math.log(abs(float(rate)) + 1e-30)
-        for key, weight in _SETTINGS:
+        # Weighed unequally, so that exchanged values show.
+        for weight, key in enumerate(("momentum", "weight_decay", "betas"), start=2):
             value = group.get(key)
             if value is not None:
-                total += weight * float(value[0] if isinstance(value, tuple | list) else value)
+                total += float(value[0] if isinstance(value, tuple | list) else value) / weight
     return total

@@ -304,4 +304,6 @@ class Member:
 
     def _check_names(self, values: Iterable[str]) -> None:
         if taken := [name for name in values if hasattr(type(self), name)]:
-            raise ValueError(f"values must have names of their own; {', '.join(taken)} mean something here already")
+            raise ValueError(
+                f"values must not be named {', '.join(taken)}, which are attributes of the state; rename them"
+            )

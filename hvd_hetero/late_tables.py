@@ -30,8 +30,8 @@ from hvd_hetero.balancer import Balancer
 from hvd_hetero.consistency import require_finite
 from hvd_hetero.rounds import FinishedRound, MicroBatch, RoundReport, RoundTable, checksum
 
-# c, the processor's seconds of a sum: as measured with Gloo on two busy cores, and not measured with Horovod.
-_COSTS_S = 1.5e-3
+# c: as measured with Gloo on two busy cores, and not measured with Horovod.
+_SUM_CPU_S = 1.5e-3
 
 
 class LateTables:
@@ -39,7 +39,7 @@ class LateTables:
 
     def __init__(self, balancer: Balancer) -> None:
         self.every = 1
-        """Rounds of a row: k."""
+        """Rounds that one row tells of: k."""
         self.sent = 0
         """Rows sent so far, which says what each shows of the parameters."""
         self._balancer = balancer
@@ -105,7 +105,7 @@ class LateTables:
         busiest_s = float(table.busy_s.max())
         # Of a step, 1 % is the budget of our own work. K = 64 is arbitrary.
         if 0.0 < busiest_s < math.inf:
-            self.every = min(max(math.ceil(_COSTS_S / (0.01 * busiest_s)), 1), 64)
+            self.every = min(max(math.ceil(_SUM_CPU_S / (0.01 * busiest_s)), 1), 64)
 
     def _planned(self, samples: float) -> int:
         """Return in how many micro-batches the policy would have this share done: it plans by what one costs."""

@@ -25,7 +25,7 @@ from hvd_hetero.errors import RoundStateError
 from hvd_hetero.kept import Kept
 from hvd_hetero.measurement.anticipation import Anticipation
 from hvd_hetero.measurement.fixed_cost import FixedCosts
-from hvd_hetero.measurement.gradient_noise import ROUNDING, GradientNoise, noise_of
+from hvd_hetero.measurement.gradient_noise import SUM_ROUNDING, GradientNoise, noise_of
 from hvd_hetero.measurement.plausibility import Plausibility
 from hvd_hetero.policies.policy import Policy
 from hvd_hetero.rounds import LENGTHS, CostRule, FinishedRound, RoundPlan, RoundTable
@@ -107,7 +107,7 @@ class Planner(Kept):
             self.policy.max_micro_batch = tuple(bounds)  # type: ignore[attr-defined]
 
     def require_equal_counts(self, micro_batches: int, *, exactly: bool = True) -> None:
-        """All ranks do equally many micro-batches from now on, so many at least: shares keep to what these hold."""
+        """Plan equally many micro-batches on all ranks, at least so many or ``exactly``; they bound the shares."""
         self.room = self.room._replace(least=micro_batches, exactly=exactly)
         if exactly and (lack := self.room.lack(self.global_batch)):
             raise ValueError(lack)
@@ -230,7 +230,7 @@ class Planner(Kept):
             square = table.figures("mean_square")[0]
             own, further = table.figures("gradient_square"), math.fsum(table.figures("further_batches"))
             noise = noise_of(samples, own, square, further=further, of=self.epoch_samples)
-            if noise is not None and not table.disagreement("mean_square", ROUNDING):
+            if noise is not None and not table.disagreement("mean_square", SUM_ROUNDING):
                 self.noise.learn(noise)
 
     def renegotiate(self, state: Mapping[str, Any], speeds: Sequence[float], limits: Sequence[int]) -> None:

@@ -59,10 +59,13 @@ class RoundPlan:
 
     def __post_init__(self) -> None:
         if self.ends not in ("all", "first"):
-            raise ValueError(f"ends must be 'all' or 'first', got {self.ends!r}")
+            raise ValueError(
+                f"ends must be 'all' or 'first', got {self.ends!r}; with 'all' a round waits for every rank"
+            )
         if len(self.samples) != len(self.micro_batches):
             raise ValueError(
-                f"micro_batches must name as many ranks as samples, {len(self.samples)}; got {len(self.micro_batches)}"
+                f"micro_batches must hold one count for each of {len(self.samples)} ranks, as samples do, got "
+                f"{len(self.micro_batches)} counts; give 0 for a rank without samples"
             )
         total = sum(self.samples)
         if total > MAX_ROUND_SAMPLES:

@@ -43,7 +43,7 @@ class Session:
     """
 
     resumes: ClassVar[bool] = False
-    """True if this process has trained before, in another membership: then no trouble with a file may end the job."""
+    """Whether this process has trained in an earlier membership: then trouble with a file must not end the job."""
 
     def __init__(
         self,
@@ -155,7 +155,7 @@ class Session:
 
     @property
     def depends_on_time(self) -> bool:
-        """True if it matters when work is done: to the plans, or because the first rank to be done ends a round."""
+        """True if plans follow measured times, or rounds end when the first rank is done."""
         return self.policy.measures or self.balancer.plan().ends == "first"
 
     @property
@@ -221,7 +221,7 @@ class LoadBalanceBase:
 
     @property
     def progress(self) -> float:
-        """Rounds, each as many as it is worth of one with the first global batch: what a schedule goes by.
+        """Rounds, each counted as the rounds with the first global batch that it is worth: schedules go by it.
 
         It differs from ``rounds`` where the batch adapts (``hvd_hetero.policies.Goodput``).
         """

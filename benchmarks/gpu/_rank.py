@@ -315,11 +315,11 @@ def unequal_beside(name: str, device: str, cycles: int, slow: Callable[[Training
         slow(made := Training(network, device, batch))
         return made
 
-    usual, late_tables._COSTS_S = late_tables._COSTS_S, 0.0  # a table each round: splits are found in few
+    usual, late_tables._SUM_CPU_S = late_tables._SUM_CPU_S, 0.0  # a table each round: splits are found in few
     records: list[Any] = []
     by_hand, oracle = training().beside(ByHand(), batch, reducer, PASSES * PASS + 2 * PASS, records)
     balance, lb_bsp = training().beside(LBBSP(device="gpu"), batch, reducer, FIRST)
-    late_tables._COSTS_S = usual
+    late_tables._SUM_CPU_S = usual
     stock = training().stock(batch // dist.get_world_size(), reducer)
     alone = training().alone(batch) if rank == 0 else itertools.repeat(None)
     rates = rates_of({"stock": stock, "lb-bsp": lb_bsp, "oracle": oracle, "alone": alone}, batch, cycles, device)
@@ -338,7 +338,7 @@ def unequal_beside(name: str, device: str, cycles: int, slow: Callable[[Training
 def exact(device: str, reducer: str) -> dict[str, float]:
     """Return how far a training with scaled losses is from one process, over the climb of LB-BSP's first rounds."""
     ranks, rounds = dist.get_world_size(), 26
-    late_tables._COSTS_S = 0.0  # a table each round, however short it is: splits change in each
+    late_tables._SUM_CPU_S = 0.0  # a table each round, however short it is: splits change in each
     torch.manual_seed(0)
     model = Sequences().double().to(device)
     wrapped = reduced(model, reducer, device)

@@ -18,13 +18,6 @@ flat part, j = 0 or 2 <= j <= B - 2,
 The j with the least Bayesian information criterion wins, 2 B log(cost) + parameters log(B), with 2 parameters for a
 line (j = 0) and 4 for a bent one: a flat part must pay for itself. Cost O(B^3), for a profile of tens of batch sizes.
 
-A rising candidate that is not positive at every measured size is dropped. If no candidate remains, the fit is refused.
-Theil-Sen tolerates 29 % of outliers among the points of the line, the medians just under half.
-
-**The cliff.** A batch that hardly fits leaves no room for the fast algorithms, which need memory of their own: on an
-H200 with a tenth of its memory, a convolutional network took 63 ms for 3,780 images, 161 ms for 3,885, and ran out of
-memory at 3,937 (``benchmarks/results/gpu/curve.md``). Such sizes are no part of the curve.
-
 Differences from the paper
     The paper profiles offline and reads the four numbers off a plot; it has no outliers and no fit.
 """
@@ -40,10 +33,6 @@ from numpy.typing import ArrayLike
 
 from hvd_hetero import checks
 from hvd_hetero.checks import FloatArray
-
-# Half as long again as two batches of half the size (arbitrary, above what noise does to several), and the sizes that a
-# curve needs below its cliff.
-_CLIFF_PER_HALVES, _SIZES_BELOW_CLIFF = 1.5, 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +112,15 @@ def fit_gamma(batch: ArrayLike, seconds: ArrayLike) -> Gamma:
 
 def _before_the_cliff(x: npt.NDArray[np.int64], t: FloatArray) -> int:
     """Return how many of the ascending sizes x lie on the curve: half of them, and six, at least."""
+    # A batch that hardly fits leaves no room for the fast algorithms, which need memory of their own: on an H200 with a
+    # tenth of its memory, a convolutional network took 63 ms for 3,780 images, 161 ms for 3,885, and ran out of memory
+    # at 3,937 (benchmarks/results/gpu/curve.md).
     each = t / x
     # A cliff of one size would be an outlier. A device that was slow while the largest batches were measured shows a
     # cliff, too, so nothing else follows from one, and a batch beyond it still fits.
-    for kept in range(max(_SIZES_BELOW_CLIFF, x.size // 2), x.size - 1):
-        if (each[kept:] > _CLIFF_PER_HALVES * np.interp(x[kept:] / 2, x[:kept], each[:kept])).all():
+    for kept in range(max(6, x.size // 2), x.size - 1):
+        # Half as long again as two batches of half the size: arbitrary, above what noise does to several.
+        if (each[kept:] > 1.5 * np.interp(x[kept:] / 2, x[:kept], each[:kept])).all():
             return kept
     return int(x.size)
 
@@ -160,6 +153,7 @@ def _fit(x: FloatArray, t: FloatArray) -> tuple[float, float, float] | None:
 
 def _theil_sen(x: FloatArray, t: FloatArray) -> tuple[float, float]:
     """Return the median slope of all pairs, and the median intercept for that slope."""
+    # It tolerates 29 % of outliers, and the medians just under half.
     i, j = np.triu_indices(x.size, 1)
     slope = float(np.median((t[j] - t[i]) / (x[j] - x[i])))
     return slope, float(np.median(t - slope * x))

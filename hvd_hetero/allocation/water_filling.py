@@ -11,12 +11,6 @@ whose lower bound alone finishes later than theta decides.
 Bisection on T finds theta, down to two neighbouring floats. Cost O(n) for each of some 60 halvings; more, up to a few
 thousand, only if workers are many orders of magnitude apart.
 
-**Ties.** Units that cost nothing (slope zero) are dealt first, lower ranks first. Below theta there is no choice. Of
-the units that finish exactly at theta, workers of smaller slope get theirs first, then lower ranks. Among all optimal
-splits this is the one whose second latest worker is earliest, then whose third latest is, and so on. Any other split
-moves a unit from a time at or before theta to one at or after it. A worker without its unit of theta finishes m_i
-earlier, so the steepest workers should go without.
-
 **Every rank gets the same bits**, because all operations are single ones that every processor rounds correctly. Times
 with few binary digits are solved exactly, others to some units in the last place of theta, b_i and t^m_i.
 
@@ -71,6 +65,7 @@ def minimax(
 
 def split(p: Problem) -> IntArray:
     """Return the units of each worker, of an instance that is known to be feasible."""
+    # Units that cost nothing are dealt first, lower ranks first.
     flat = p.slope_s == 0
     lower = _dealt(p.units, p.lower, np.where(flat, p.upper, p.lower))
     upper = np.where(flat, lower, p.upper)
@@ -102,6 +97,10 @@ def split(p: Problem) -> IntArray:
     # What rounding may do to one worker's times; nobody is blurred by another one's. Times within are equal.
     slack_s = 2.0 * np.finfo(np.float64).eps * (abs(late) + np.abs(p.intercept_s) + p.comm_s)
     before, after = finished_by(early, -slack_s), finished_by(late, slack_s)
+    # Below theta there is no choice. Of the units that finish exactly at theta, workers of smaller slope get theirs
+    # first, then lower ranks. Among all optimal splits this is the one whose second latest worker is earliest, then
+    # whose third latest is, and so on: a worker without its unit of theta finishes m_i earlier, so the steepest workers
+    # should go without.
     by_slope = np.argsort(p.slope_s, kind="stable")
     units = np.empty_like(before)
     units[by_slope] = _dealt(p.units, before[by_slope], after[by_slope])

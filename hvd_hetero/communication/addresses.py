@@ -133,7 +133,9 @@ def gather_directory(
     }
     entries: list[dict[str, Any]] = [json.loads(payload) for payload in gather(json.dumps(own).encode())]
     if (versions := [entry["version"] for entry in entries]) != [_VERSION] * size:
-        raise HeteroError(f"all ranks must run the same version of hvd-hetero, got those of versions {versions}")
+        raise HeteroError(
+            f"all ranks must run the same version of hvd-hetero, got {versions}; install one on all hosts"
+        )
     for number, entry in enumerate(entries):
         if not entry["addresses"]:
             raise HeteroError(
@@ -142,7 +144,7 @@ def gather_directory(
             )
         if len({each["host"] for each in entries}) > 1 and not any(map(_leads_here, entry["addresses"])):
             raise HeteroError(
-                f"rank {number} ({entry['host']}) has loopback addresses alone ({entry['addresses']}). There "
+                f"rank {number} ({entry['host']}) has loopback addresses alone ({entry['addresses']}), at which "
                 "ranks of other hosts cannot reach it. Name an interface that they can reach "
                 f"({_NAME_IT}), or give that host's name an address of its network in /etc/hosts"
             )

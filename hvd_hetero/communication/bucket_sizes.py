@@ -6,10 +6,10 @@ copied to lie beside the others, in Keras also back. So small gradients share bu
 
 Let gradients arise in the order 0 … n-1, b_i bytes each. When i arises, R_i = b_i + … + b_{n-1} is still to come.
 
-- b_i >= ``ALONE``: a separate bucket;
-- any other joins the open bucket of its kind, or opens one as its first member i. A bucket holds at most ``MEMBERS``
-  gradients and at most ``min(BYTES, R_i / 2)`` bytes (a single gradient may be larger): less and less towards the end,
-  since nothing hides the transfer of the last one. But if ``R_i / 2 < UNDIVIDED_BYTES``, it may hold all of R_i.
+- b_i >= ``ALONE_FROM_BYTES``: a separate bucket;
+- any other joins the open bucket of its kind, or opens one as its first member i. A bucket holds at most
+  ``BUCKET_GRADIENTS`` gradients and at most ``min(BUCKET_BYTES, R_i / 2)`` bytes (a single gradient may be larger).
+  But if ``R_i < ALONE_FROM_BYTES``, it may hold all of R_i.
 
 One pass, O(n).
 """
@@ -18,18 +18,15 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
-# Gradients of a bucket. With more, the cost of a call no longer shows.
-MEMBERS = 32
-# Of a bucket. More buckets mean more turns of Horovod's thread; fewer, less overlap. Between 2 and 4 MiB no difference
-# was found, 1 MiB was slower by some per cent, on two ranks with a core each.
-BYTES = 2**22
-# A smaller remainder is not worth a turn of Horovod's thread, which takes some tenths of a millisecond from a step: as
-# long as its transfer at 10 Gb/s takes (arbitrary).
-UNDIVIDED_BYTES = 2**19
+# With more, the cost of a call no longer shows.
+BUCKET_GRADIENTS = 32
+# More buckets mean more turns of Horovod's thread; fewer, less overlap. Between 2 and 4 MiB no difference was found,
+# 1 MiB was slower by some per cent, on two ranks with a core each.
+BUCKET_BYTES = 2**22
 # From here on, copies are assumed to cost more than a collective. On two ranks with a core each, going alone gained 3 %
 # of a step at 4 MiB and lost 2 % at 256 KiB, when Horovod made two copies of a bucket; the break-even between these
 # sizes, and with the one copy of today, was not measured.
-ALONE = 2**20
+ALONE_FROM_BYTES = 2**20
 
 
 def divide(sizes: Sequence[int], kinds: Sequence[Hashable] | None = None) -> list[list[int]]:
@@ -45,12 +42,14 @@ def divide(sizes: Sequence[int], kinds: Sequence[Hashable] | None = None) -> lis
     left = sum(sizes)
     for number, size in enumerate(sizes):
         kind = None if kinds is None else kinds[number]
-        if size >= ALONE:
+        if size >= ALONE_FROM_BYTES:
             buckets.append([number])
         else:
             bucket, room = open_buckets.get(kind, ([], -1))
-            if size > room or len(bucket) == MEMBERS:
-                bucket, room = [], left if left // 2 < UNDIVIDED_BYTES else min(BYTES, left // 2)
+            if size > room or len(bucket) == BUCKET_GRADIENTS:
+                # Less and less towards the end, since nothing hides the transfer of the last bucket. A remainder that
+                # could go alone is not divided: a turn of Horovod's thread takes some tenths of a millisecond.
+                bucket, room = [], left if left < ALONE_FROM_BYTES else min(BUCKET_BYTES, left // 2)
                 buckets.append(bucket)
             bucket.append(number)
             open_buckets[kind] = bucket, room - size

@@ -1,4 +1,4 @@
-"""What ranks say to each other besides collectives, in packets: that they have finished, where they are, how they end.
+"""Packets between ranks besides collectives: a rank has finished a round, where it is, why it ends.
 
 A packet is a header, a body and a tag,
 
@@ -124,7 +124,7 @@ class SideChannel:
             self._sockets[0].sendto(b"", self._sockets[0].getsockname())
 
     def close(self) -> None:
-        """Stop answering."""
+        """Close the sockets; other ranks get no answer from now on."""
         for sock in self._sockets:
             sock.close()
 

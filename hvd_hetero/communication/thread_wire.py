@@ -78,7 +78,9 @@ class ThreadGroup:
             if not meeting.error:
                 meeting.results = combine([meeting.brought[rank] for rank in range(self.size)])
         except Exception as error:
-            meeting.error = f"what the ranks brought to {meeting.name!r} does not go together: {error}"
+            meeting.error = (
+                f"the ranks' values for {meeting.name!r} do not fit together: {error}; give the same shapes and types"
+            )
             raise
         finally:
             meeting.brought = dict.fromkeys(meeting.brought)  # let go of the values

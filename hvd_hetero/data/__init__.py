@@ -1,1 +1,1 @@
-"""Which samples go where."""
+"""Data: which samples each rank gets in each round."""

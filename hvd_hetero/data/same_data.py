@@ -23,11 +23,10 @@ Row: TypeAlias = Callable[[int], ArrayLike]
 DrawnRows: TypeAlias = tuple[int, dict[str, list[tuple[float, float]]]]
 """The length, and for each name two numbers of each index that was drawn: one may be near, one must be the same."""
 
+# So few that reading them does not delay the start; most of them must differ (arbitrary).
 _ROWS_COMPARED = 8
-# Numbers of a sample in its mark: no more than 4 squared, so that no mark is negative.
-_NUMBERS_IN_MARK = 16
-# The fractional parts of its multiples are spread evenly.
-_GOLDEN = (5**0.5 - 1) / 2
+# The golden ratio's, because the fractional parts of its multiples are spread evenly.
+_SPREAD = (5**0.5 - 1) / 2
 
 
 def drawn_rows(length: int, columns: Mapping[str, Row]) -> DrawnRows:
@@ -64,9 +63,10 @@ def marks_of(column: NDArray[Any], rows: ArrayLike) -> NDArray[np.float64]:
     """Return a number for each of these rows of a column, made of a few of its numbers (of strings, of their ends)."""
     flat = column.reshape(len(column), -1)
     places = np.arange(flat.shape[1])
-    if len(places) > _NUMBERS_IN_MARK:
+    # At most 16 numbers, since 4 |x| is at least <r, x> for as many: so no mark is negative.
+    if len(places) > 16:
         # Four at a time: memory that was just written takes most of a microsecond for each place.
-        begins = (len(places) - 3) * (np.arange(1, 5) * _GOLDEN % 1)
+        begins = (len(places) - 3) * (np.arange(1, 5) * _SPREAD % 1)
         places = np.add.outer(begins.astype(np.int64), np.arange(4)).ravel()
     few = flat[np.asarray(rows)[:, None], places]
     if few.dtype == object:
@@ -83,6 +83,6 @@ def contents_of(marks: ArrayLike) -> float:
     """Return one number for samples with these marks, a row each: the geometric mean over columns of a weighted sum."""
     rows = np.asarray(marks, dtype=np.float64)
     # Unequal weights, so that the order of the samples counts.
-    weights = 2.0 * (np.arange(1, len(rows) + 1) * _GOLDEN % 1)
+    weights = 2.0 * (np.arange(1, len(rows) + 1) * _SPREAD % 1)
     travels = np.finfo(np.float32)
     return float(np.exp(np.log(np.clip(weights @ rows, travels.tiny, travels.max)).mean()))

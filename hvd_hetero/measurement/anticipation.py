@@ -1,11 +1,9 @@
 r"""When the first rank will be done, so that the others need not keep it waiting.
 
-In a round that ends with the first rank, the others finish their current micro-batch, and the first waits for the
-slowest of these: half a micro-batch on average, which on a rank of a third of the speed is a good part of a round. Rank
-i can foresee this. With L the time that the first rank was at work in the last round, t the time that this one has
-been at work in this round (both as in the table, without waiting for others), t_0 its part that comes once a round (the
-update, and waiting for the first samples), k the micro-batches done by then and d = (t - t_0) / k, another one would
-last from t to t + d, while the round ends at about L:
+In a round that ends with the first rank, the others finish their current micro-batch, and the first waits for them. On
+a rank of a third of the speed, half a micro-batch is a good part of a round. Rank i can foresee this. Let the first
+rank have been at work for L in the last round, and this one for t in this round (both without waiting for others). Of t
+the update and the wait for the first samples take t_0. With k micro-batches done, another one lasts d = (t - t_0) / k:
 
     t + d <= L         it is done in time
     t < L < t + d      the first rank waits t + d - L for it, or this one idles for L - t: it is begun if t + d/2 <= L

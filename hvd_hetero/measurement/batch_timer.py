@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 
 class Passes:
-    r"""The forward and backward passes of one rank, by whose lengths an evaluation before a batch is told.
+    r"""The lengths of a rank's forward and backward passes, which show what a loop did besides before a batch.
 
-    A clock sees when a batch is drawn, and when its loss is there: forward passes, and whatever else came before. A
-    batch of b samples with f seconds until then, and g seconds of backward pass, usually takes, by the batch before it,
+    Between a batch's arrival and its loss lie its forward pass, and now and then other work, as an evaluation. A batch
+    of b samples with f seconds until then, and g seconds of backward pass, usually takes, by the batch before it,
 
         f' max(b / b', g / g').
 
@@ -45,7 +45,7 @@ class BatchTimer:
         self._passes = Passes()
 
     def begin(self) -> None:
-        """Begin another micro-batch."""
+        """Start the clock of a micro-batch."""
         self.running, self.held_s, self._forward_s = True, 0.0, math.nan
         self._began_at = self.clock()
 

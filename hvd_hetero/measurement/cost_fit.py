@@ -20,7 +20,6 @@ Relative errors count. w and f bound the effect of rounds that are slow for once
 "lengths as they are", or is a form that was learned before.
 
 Cost: N rows of 6 numbers, nine times sorted, and a least-squares problem of 6 × 6 with z >= 0, for each round.
-Not seen: costs that change more slowly than nine rounds, such as lengths sorted over an epoch; the level takes them.
 """
 
 from __future__ import annotations
@@ -39,7 +38,8 @@ from hvd_hetero.rounds import LENGTHS, NO_SAMPLES, CostRule, SampleFigures
 
 Floats = npt.NDArray[np.float64]
 
-# Rounds of a level, and N, the rounds of a form (both arbitrary). Below two levels the form stays as it is.
+# Rounds of a level, and N, the rounds of a form (both arbitrary). Below two levels the form stays as it is. The level
+# takes costs that change more slowly than its rounds, such as lengths sorted over an epoch; the form does not see them.
 _LEVEL_ROUNDS, _FORM_ROUNDS = 9, 192
 # ρ = σ² / s², for times that scatter by σ = 0.07 and a prior belief of s = 0.5 in each z_j: in a direction in which
 # lengths vary a few rounds outweigh it, and where all lengths are equal it decides.
@@ -140,7 +140,7 @@ class CostMeter(Kept):
         self._agreed: CostRule | None = None
         self._unit, self._tables = 1.0, 0
         self.learned = False
-        """True: something was measured."""
+        """Whether anything was measured."""
         self.by_number = 0.0
         """Forecast round time when divided by count, over that when divided by cost."""
 
@@ -157,7 +157,7 @@ class CostMeter(Kept):
         return self._unit * (self._agreed or self._rule).of(figures)
 
     def set_agreed_rule(self, rule: CostRule, work: float, samples: float) -> None:
-        """Take the rule to divide by, and what all ranks did in a round: on average it is to be their samples."""
+        """Set the rule that samples are divided by; scale it so that all ranks' work is, on average, their samples."""
         self._agreed = rule
         if work > 0.0:
             self._tables += 1

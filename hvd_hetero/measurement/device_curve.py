@@ -29,7 +29,7 @@ class Measured:
 
     @property
     def fits(self) -> bool:
-        """True if it ran."""
+        """True if a step with this batch ran."""
         return bool(self.seconds)
 
     @property
@@ -89,11 +89,11 @@ def profile_step(
     """
     for name, value in (("smallest", smallest), ("repeats", repeats)):
         if value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
+            raise ValueError(f"{name} must be at least 1, got {value}; leave it out for the default")
     if not longest_s > 0:
         raise ValueError(f"longest_s must be positive, got {longest_s}; give the seconds of the longest step to time")
     if largest < smallest:
-        raise ValueError(f"largest must not be below smallest={smallest}, got {largest}")
+        raise ValueError(f"largest must not be below smallest={smallest}, got {largest}; raise largest")
 
     memory = MemoryMeter() if memory is None else memory
 

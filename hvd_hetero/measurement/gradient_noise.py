@@ -20,16 +20,12 @@ The difference is (n - 1) S, whatever the b_i and N are. So these are unbiased:
 Ŝ is Σ b_i |g_i - g|² / (n - 1): never negative, and G adds nothing to its error. If the γ_j scatter normally and N is
 large, no unbiased function of g_1 … g_n has a smaller variance than either, for both follow from a complete sufficient
 statistic of them. Hence unequal batches lose nothing. Micro-batches whose gradients are seen one by one count
-as ranks; in place of |g_i|², a rank tells the mean of its own by samples.
+as ranks; in place of |g_i|², a rank reports the mean of its own by samples.
 
 **The noise scale** φ = S / |G|² is the batch at which noise and gradient are equally large. Ŝ and Ĝ² are averaged
-over rounds before they are divided, because the mean of quotients is biased. Round t enters by
-
-    a_t = 1 / min(t, max(16, t/16), 1000),
-
-so that an average goes over all of the first 16 rounds, about the last sixteenth of the training, and 1,000 rounds at
-most. With A the sum of the squared weights of all rounds, and v the weighted variance of Ĝ², the
-variance of the mean of Ĝ² is e² = v A / (1 - A). φ probably lies between S / (|G|² + e) and S / (|G|² - e).
+over rounds before they are divided, because the mean of quotients is biased. With A the sum of the squared weights of
+all rounds, and v the weighted variance of Ĝ², the variance of the mean of Ĝ² is e² = v A / (1 - A). φ probably lies
+between S / (|G|² + e) and S / (|G|² - e).
 
 Differences from Cannikin (arXiv 2402.05302): it makes an estimate of each rank and weighs these by a matrix without the
 covariance of different ranks' gradients. ``benchmarks/results/gradient_noise.md`` compares both.
@@ -48,7 +44,7 @@ _NUMBERS_PER_ROUND, _LONGEST_INTERVAL = 2**17, 8
 # The interval where the noise is only shown: a measurement takes two passes over the gradient.
 _INTERVAL_IF_SHOWN = 64
 # Relative, of sums of many squares that processors add up in other orders.
-ROUNDING = 1e-3
+SUM_ROUNDING = 1e-3
 
 
 class Noise(NamedTuple):
@@ -111,8 +107,9 @@ class GradientNoise(Kept):
         if not math.isfinite(noise.variance) or not math.isfinite(noise.square * noise.square):
             return
         self.rounds += 1
-        # Where |G|² falls as 1/t², the lag of a sixteenth makes its mean 14 % too large; with the last quarter, it
-        # would be 100 %. The numbers are arbitrary.
+        # The mean of the first 16 rounds, then of about the last sixteenth of the training, and of 1,000 rounds at
+        # most. Where |G|² falls as 1/t², that lag makes its mean 14 % too large; with the last quarter, it would be 100
+        # %. The numbers are arbitrary.
         part = 1.0 / min(self.rounds, max(16.0, self.rounds / 16.0), 1000.0)
         self.variance += part * (noise.variance - self.variance)
         self.square += part * (noise.square - self.square)

@@ -42,9 +42,6 @@ from hvd_hetero.measurement.readings import ResourceMeter
 
 _Value = TypeVar("_Value")
 
-# Between two readings of the figures that serve only the report.
-_READ_EVERY_S = 1.0
-
 
 @dataclass(frozen=True, slots=True)
 class Hindrances:
@@ -222,7 +219,8 @@ class Surroundings:
 
     def read_at_leisure(self, now: float, *, drivers: bool) -> None:
         """Read the figures that serve only the report, at most once a second."""
-        if now - self._read_at > _READ_EVERY_S:
+        # Arbitrary: no plan goes by these figures.
+        if now - self._read_at > 1.0:
             self._read_at = now
             if drivers:
                 self.read_drivers()

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 # K, arbitrary between what a predictor may foresee and what no machine does.
 _BELIEVED_PER_KEPT_UP = 4.0
 # The first round pays for the start; two more show a speed that was kept up.
-_ROUNDS_UNTIL_BOUND = 3
+_ROUNDS_BEFORE_BOUND = 3
 
 
 class Plausibility:
@@ -62,7 +62,7 @@ class Plausibility:
         self._known |= credible
         if self._logs:
             for rank in np.flatnonzero(before & ~self._doubted).tolist():
-                logger.warning("round %d: what rank %d says of its speed is credible again", round, rank)
+                logger.warning("round %d: rank %d forecasts a credible speed again", round, rank)
             for rank in np.flatnonzero(self._doubted & ~before).tolist():
                 self._say(round, rank, float(reported[rank]))
         if not doubtful.any():
@@ -82,9 +82,9 @@ class Plausibility:
         self._latest = now
         if self._young:
             self._measured += measured
-            self._young = int(self._measured.min()) < _ROUNDS_UNTIL_BOUND
-            np.copyto(self._bounds, 0.0, where=measured & (self._measured == _ROUNDS_UNTIL_BOUND))
-            measured &= self._measured >= _ROUNDS_UNTIL_BOUND
+            self._young = int(self._measured.min()) < _ROUNDS_BEFORE_BOUND
+            np.copyto(self._bounds, 0.0, where=measured & (self._measured == _ROUNDS_BEFORE_BOUND))
+            measured &= self._measured >= _ROUNDS_BEFORE_BOUND
         np.maximum(self._bounds, kept_up, out=self._bounds, where=measured)
 
     def _say(self, round: int, rank: int, v: float) -> None:
@@ -93,6 +93,6 @@ class Plausibility:
             kept_up = self._bounds[rank] / _BELIEVED_PER_KEPT_UP
             cannot_be = f"more than {_BELIEVED_PER_KEPT_UP:g} times the {kept_up:.4g} that it has kept up"
         logger.warning(
-            "round %d: rank %d says that it will do %g samples/s, %s; it keeps its share until it says "
-            "something credible", round, rank, v, cannot_be,
+            "round %d: rank %d forecasts %g samples/s, %s; it keeps its share until its forecast is credible",
+            round, rank, v, cannot_be,
         )  # fmt: skip

@@ -5,29 +5,19 @@ With ``A`` the number of cores that this process may run on (its affinity within
     cpu    = min( A - o,  min over quotas l of (q_l - o_l) ) / A                                  in [0, 1]
     memory = min over limits l of (limit_l - used_l)  /  min over limits l of limit_l             in [0, 1]
 
-- ``o``: cores' worth of time that others used on those ``A`` cores (stolen time included): the busy time of
-  the cores in ``/proc/stat`` minus this process's own time, per second, over the last half a second. What niced
-  processes used is left out unless this one is niced itself: they give way.
-- ``q_l``: quota / period of each control group that holds this process, in cores, from the innermost to the outermost;
-  ``o_l``: cores' worth used by the other members of that group, where its account can be read. A stricter quota
-  lowers ``cpu``.
+- ``o``: cores' worth of time that others used on those ``A`` cores (stolen time included) in the last half a second:
+  the busy time of the cores in ``/proc/stat`` minus this process's own time, per second.
+- ``q_l``: quota / period of each control group that holds this process, in cores; ``o_l``: cores' worth used by the
+  other members of that group, where its account can be read.
 - limits: the machine (MemTotal, of which MemAvailable is left) and the ``memory`` limit of each enclosing control
-  group, whose use counts without the inactive file cache, which the kernel gives back first.
+  group, whose use counts without the inactive file cache.
 
 If this process used at least 0.75 of what it was allowed over the window, or there are no two readings yet,
 ``o = o_l = 0``.
 
-A limit file that is absent, or says "max" or -1, is no limit; a file that is there and cannot be read or understood, or
-an absent ``/proc/stat`` or ``/proc/meminfo``, makes that driver NaN ("not known"), and one log line says why.
-
 Differences from the paper: it takes "CPU/memory usage" from psutil, which sees the machine. In a container its quota
 slows a rank, not the machine's use. And what is *available* is reported: a rank that computes uses all it gets, so its
-use shows little of what it could get. Only the affinity comes from psutil: its root of ``/proc`` is global to the
-module.
-
-Known limits: processes that this one started (data loaders) count as others, since finding them means walking
-``/proc``. A rank that waits long for others has its idle time filled, too, and reads too low. Groups are looked up
-once: a process moved to another group needs a new meter.
+use shows little of what it could get.
 """
 
 from __future__ import annotations
@@ -84,10 +74,11 @@ class ResourceMeter:
         self._clock, self._interval_s = clock, interval_s
         self._proc = Path(proc)
         self._affinity = affinity
-        self._used, self._told = deque[_Used](), set[str]()
+        self._used, self._warned_of = deque[_Used](), set[str]()
         self._read_at_s = -math.inf
         self._latest = Resources(math.nan, math.nan)
         self._niced = os.getpriority(os.PRIO_PROCESS, 0) > 0
+        # Looked up once: a process that is moved to another group needs a new meter.
         groups = kernel.ControlGroups(self._proc / "self", Path(cgroup))
         self._quotas = [*groups.levels("cpu"), *groups.levels("")]
         self._accounts = groups.beside("cpu", "cpuacct")
@@ -104,11 +95,12 @@ class ResourceMeter:
         return self._latest
 
     def _known(self, name: str, measure: Callable[[], float]) -> float:
+        # A limit's file that is absent is no limit. One that cannot be read or understood leaves the driver unknown.
         try:
             return measure()
         except kernel.UNREADABLE as error:
-            if name not in self._told:
-                self._told.add(name)
+            if name not in self._warned_of:
+                self._warned_of.add(name)
                 log.warning("the %s driver is not known, prediction goes on without it: %r", name, error)
             return math.nan
 
@@ -124,6 +116,8 @@ class ResourceMeter:
         # Others may use what a rank at its quota must leave idle, and take nothing from it. 0.75 rather than nearly 1,
         # because quotas are enforced, and times counted, in clock ticks.
         if span_s > 0 and own_s < 0.75 * allowed_s:
+            # Processes that this one started, as data loaders, count as others: to find them means to walk /proc. A
+            # rank that waits long for others has its idle time filled, too, and reads too low.
             shared = [sum(new.cores[c] - old.cores.get(c, new.cores[c]) for c in cores)]
             shared += [new.groups[path] - old.groups.get(path, new.groups[path]) for path in quotas]
             free = [f - max(0.0, s - own_s) / span_s for f, s in zip(free, shared, strict=True)]
@@ -151,6 +145,7 @@ class ResourceMeter:
 
     def _busy_s(self) -> dict[int, float]:
         each = kernel.core_ticks(self._proc).items()
+        # Niced processes give way, unless this one is niced itself.
         return {
             core: (user + system + sum(others) + nice * self._niced) * kernel.TICK_S
             for core, (user, nice, system, _idle, _iowait, *others) in each

@@ -36,11 +36,6 @@ if TYPE_CHECKING:
 # The first round of a process pays for buffers, kernels and caches that no later one does; its speed predicts nothing.
 _WARM_UP_ROUNDS = 1
 
-# Rounds of less work than this are learned from, if possible, while the rank waits for others. Learning takes up to a
-# third of a millisecond, for which all would wait; the report is then a round old, which costs a round at the old split
-# after each change.
-_SHORT_S = 0.01
-
 
 class SpeedMeter(Kept):
     """The measurements and predictions of one rank."""
@@ -63,9 +58,9 @@ class SpeedMeter(Kept):
         self.learner = SpeedLearner(predictor, pace, profile, Surroundings(readings, hindrances, clock()))
         self.stopwatch: Stopwatch | None = None
         self.defers_work = True
-        """True: `do_deferred_work` is called while others compute."""
+        """Whether the adapter calls `do_deferred_work` while other ranks still compute, so that it delays no one."""
         self.queued = False
-        """True: a device works on after the clock was read, whether a stopwatch follows it or not."""
+        """Whether work is queued on a device, so that it goes on after the clock was read."""
         self.memory = MemoryMeter()
         self.round = OwnRound()
         """The current round."""
@@ -78,7 +73,7 @@ class SpeedMeter(Kept):
         """Finished rounds that are in no row yet."""
         self._rounds = 0
         self.reads = False
-        """True: a stopwatch is read, which waits for the end of a round that other ranks take part in."""
+        """Whether a stopwatch is being read, which waits for the end of a round that other ranks take part in."""
         self._waited_s = math.nan
         """How long others, and the transfer, kept this rank waiting in the round before."""
         self._lap_s = 0.0
@@ -123,7 +118,7 @@ class SpeedMeter(Kept):
 
     @contextmanager
     def waiting_for_others(self) -> Iterator[None]:
-        """Around what waits for other ranks while a micro-batch is at work; at other times nothing is measured."""
+        """Leave the time inside of this context out of the micro-batch's own: a layer waits for other ranks in it."""
         self.begin_wait()
         try:
             yield
@@ -141,11 +136,11 @@ class SpeedMeter(Kept):
             self.stopwatch.start(waited=True)
 
     def add_wait(self, seconds: float) -> None:
-        """After its work on a micro-batch, the rank has waited for others this long."""
+        """Add the seconds that the rank waited for others after its work on a micro-batch."""
         self.round.held_s += seconds
 
     def failed(self, size: int, *, memory_in_use: bool = False) -> int:
-        """Return how large the parts of a micro-batch may be that did not fit. Its time says nothing about speed.
+        """Note that a micro-batch did not fit, and return how large its parts may be. Its time teaches no speed.
 
         ``memory_in_use``: something else may still have held memory, so the failure says nothing about the size.
         """
@@ -191,7 +186,10 @@ class SpeedMeter(Kept):
         known = self.round if self.stopwatch is None else self._before
         uses_drivers = self.learner.predictor.uses_drivers
         if known.samples and 0.0 < known.busy_s < math.inf and known.teaches:
-            if self.defers_work and known.busy_s < _SHORT_S and not uses_drivers:
+            # Learning takes up to a third of a millisecond, for which all would wait. So after less than ten
+            # milliseconds of work it is deferred; the report is then a round old, which costs a round at the old split
+            # after each change.
+            if self.defers_work and known.busy_s < 0.01 and not uses_drivers:
                 self._unlearned = known
             else:
                 self.learner.learn(known)

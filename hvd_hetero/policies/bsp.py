@@ -24,7 +24,7 @@ class BSP(Policy):
         self.max_micro_batch = checked_micro_batch(max_micro_batch)
 
     def first(self, workers: int, global_batch: int) -> RoundPlan:
-        """Return equal shares."""
+        """Return equal shares for all ranks."""
         return equal_plan(workers, global_batch, self.max_micro_batch)
 
     def next(self, plan: RoundPlan, finished: FinishedRound) -> RoundPlan:

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from hvd_hetero.kept import Figure, Kept
 from hvd_hetero.rounds import RoundTable
 
-# The longest average (arbitrary).
+# The longest average, and that of the scatter (arbitrary).
 _PERIODS_AVERAGED = 8.0
 
 Floats = npt.NDArray[np.float64]
@@ -53,7 +53,7 @@ class Costs(Kept):
 
     @property
     def per_sample(self) -> Floats:
-        """The costs C_i."""
+        """Seconds per sample of each rank, C_i."""
         return self._level
 
     def restart(self) -> None:

@@ -65,7 +65,7 @@ class DeviceShares(Kept):
         return DeviceProfile(enough=LADDER_STEPS - 2)
 
     def restart(self) -> None:
-        """Forget everything."""
+        """Forget what was learned, and begin the ladder again."""
         self._comm_s = EMA()
         self._climbed = 0
         # Two turns of the ladder, before it is given up.

@@ -8,12 +8,6 @@ which is 1 for B₀, at most B/B₀, and AdaScale's gain. With T(B) the time of 
 measured costs and the transfer, ``r(B) / T(B)`` is the progress per second: the goodput. Where T = c + B/V, it is
 greatest at B = √(φ c V).
 
-**Steps.** B is one of the sizes 2^k and 3·2^k times a common unit, whose ratios are 4/3 and 3/2, or a bound, or B₀. On
-a line T, the best of these is within 1 % of the best batch: the goodput over its maximum is at least
-(2 + 2) / (2 + ρ + 1/ρ) for a batch that is ρ ≤ √1.5 times too large or small.
-
-φ is known to an interval only. A move must pay at both of its ends.
-
 **The learning rate** belongs to B₀. "adascale" multiplies it by r in each update, "square-root" by √r, which suits
 optimizers that divide by a gradient's size (Adam), and "constant" leaves it alone. A schedule goes by the progress Σ r,
 which counts steps of B₀.
@@ -42,8 +36,8 @@ from hvd_hetero.rounds import RoundPlan, RoundTable
 
 LearningRate = Literal["adascale", "square-root", "constant"]
 
-# Rounds between two decisions (arbitrary).
-_EVERY = 16
+# Arbitrary: the noise that decides is an average of at least as many rounds.
+_ROUNDS_PER_DECISION = 16
 
 
 class Goodput(Kept):
@@ -103,7 +97,7 @@ class Goodput(Kept):
         """Return the plan for rounds of the best size, after one more round: in most cases the same."""
         self._transfer.update(table.transfer_s)  # the last to come waits for the transfer alone
         self._waited += 1
-        if self._waited < _EVERY or not noise.known:
+        if self._waited < _ROUNDS_PER_DECISION or not noise.known:
             return plan
         self._waited = 0
         limits, transfer_s = table.column("limit"), self._transfer.predict()
@@ -178,6 +172,9 @@ def sizes(least: int, start: int, most: int, multiple_of: int = 1) -> tuple[int,
 
     The unit is ``multiple_of``. Bounds that are no multiple of it are left out: the sizes next to them will do.
     """
+    # The ratios of the sizes are 4/3 and 3/2. So where T is a line, the best of them is within 1 % of the best batch:
+    # the goodput over its maximum is at least (2 + 2) / (2 + ρ + 1/ρ) for a batch that is ρ <= √1.5 times too large or
+    # small.
     rungs = {start}
     rungs.update(bound for bound in (least, most) if bound % multiple_of == 0)
     unit = multiple_of

@@ -57,7 +57,7 @@ class Policy(Kept, ABC):
     """The divisor of every share; in the last round of an epoch one rank may have another."""
 
     shares_alone: ClassVar[bool] = False
-    """True: what it decides are shares. Ranks may do them in other numbers of micro-batches than planned, if these are
+    """True: it decides shares alone. Ranks may do them in other numbers of micro-batches than planned, if these are
     the same on all ranks, as reducers such as DistributedDataParallel need."""
 
     may_rest: bool = False

@@ -17,12 +17,12 @@ from hvd_hetero.policies.costs import Costs
 from hvd_hetero.policies.policy import Policy, comparable_speeds
 from hvd_hetero.rounds import FinishedRound, RoundPlan
 
-# The allocations that the stop rule looks at.
-_WINDOW = 3
-# Relative lateness; arbitrary: machines are not so steady that an allocation could stay for good.
-_DRIFT = 0.01
-# How far a share may move, relative to it, before its count of micro-batches is set again; arbitrary.
-_SPARE = 0.03
+# Allocations that the stop rule looks at, as `settled` does by default.
+_ALLOCATIONS_COMPARED = 3
+# Arbitrary: machines are not so steady that an allocation could stay for good.
+_LATENESS_BEFORE_REDIVISION = 0.01
+# Of a share, which may move as far before its count of micro-batches is set again (arbitrary).
+_SHARE_MOVE_PER_COUNT = 0.03
 
 
 class SelfAdaptive(Policy):
@@ -157,8 +157,8 @@ class SelfAdaptive(Policy):
         done = plan.samples
         if not self._shares:
             before, self._weights = self._weights, self._balanced(self._weights)
-            self._history = [*self._history, self._weights][-_WINDOW:]
-            if settled(self._history, window=_WINDOW):
+            self._history = [*self._history, self._weights][-_ALLOCATIONS_COMPARED:]
+            if settled(self._history, window=_ALLOCATIONS_COMPARED):
                 self._divide(self._balanced(done))
             elif self._weights != before:
                 # A cost has a part that does not shrink with the share, so it does not hold for another one.
@@ -166,7 +166,7 @@ class SelfAdaptive(Policy):
         else:
             wanted = self._balanced(done)
             late, least = _lateness(self._costs.per_sample * done), _lateness(self._costs.per_sample * wanted)
-            if late > least * (1 + _DRIFT):
+            if late > least * (1 + _LATENESS_BEFORE_REDIVISION):
                 self._divide(wanted)
         self._stable = bool(self._shares) and self._plan().micro_batches == plan.micro_batches
 
@@ -179,11 +179,11 @@ class SelfAdaptive(Policy):
     def _count(self, samples: int, before: int) -> int:
         """Return the count as before while it is enough, and not far too many; else enough, and some to spare.
 
-        From where its count was set, a share may move by ``_SPARE`` either way before the count does.
+        From where its count was set, a share may move by ``_SHARE_MOVE_PER_COUNT`` either way before the count does.
         """
         least = samples * sum(self._weights) / self._global_batch
-        ample = math.ceil(least * (1 + _SPARE))
-        most = max(math.ceil(least) + 1, math.ceil(least * (1 + _SPARE) / (1 - _SPARE)))
+        ample = math.ceil(least * (1 + _SHARE_MOVE_PER_COUNT))
+        most = max(math.ceil(least) + 1, math.ceil(least * (1 + _SHARE_MOVE_PER_COUNT) / (1 - _SHARE_MOVE_PER_COUNT)))
         return before if least <= before <= min(most, samples) else min(ample, samples)
 
     def _balanced(self, counts: Sequence[int]) -> list[int]:

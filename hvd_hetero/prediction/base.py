@@ -123,7 +123,7 @@ def driver(name: str, value: float | None) -> float:
     """Return a driver as a float in [0, 1], or NaN if it is not known."""
     known = math.nan if value is None else float(value)
     if known < 0.0 or known > 1.0:  # false for NaN
-        raise ValueError(f"{name}: a driver is the fraction that is available, in [0, 1] or NaN, got {value!r}")
+        raise ValueError(f"{name} must be the fraction that is available, in [0, 1], got {value!r}; None: not known")
     return known
 
 

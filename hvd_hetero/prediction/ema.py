@@ -22,7 +22,9 @@ class EMA(Predictor):
     def __init__(self, alpha: float = 0.2) -> None:
         super().__init__()
         if not 0.0 < alpha <= 1.0:
-            raise ValueError(f"alpha: the weight of the latest speed must be in (0, 1], got {alpha!r}")
+            raise ValueError(
+                f"alpha, the weight of the latest speed, must be in (0, 1], got {alpha!r}; the default is 0.2"
+            )
         self.alpha = float(alpha)
         self._mean = 0.0
 

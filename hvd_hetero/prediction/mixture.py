@@ -5,27 +5,14 @@ Members ``k = 1..K`` forecast ``v̂_k`` and have the prior weights ``π_k``. The
     w_k ∝ π_k (min_j C_j / C_k)^p                    p = min(12, n/4) after n errors; a ratio with C_k = 0 is 1
     v̂ = Π_k v̂_k^{w_k}
     C_k <- (1 - δ) C_k + κ (v̂_k - v)²                κ = min(1, max_j C_j / max_j (v̂_j - v)²)
-                                                     κ = 1 while all C_j <= 1e-12 min(v, v̂_j)²
 
-So C_k sums the squared errors of the last 1/δ = 100 rounds or so. A member whose RMSE is a tenth above the best one's
-gets a tenth of its weight. Errors refer to speeds, as the RMSE counts them. Of n independent normal errors of
-unknown size, C^{-n/2} is the likelihood; p grows half as fast, as errors depend on one another, up to a limit that
-depends on the series (below). The n errors include rounding errors. κ: no round counts more than all before it, once
-there are errors above rounding.
+So C_k sums the squared errors of the last 1/δ = 100 rounds or so. Errors refer to speeds, as the RMSE counts them. Of n
+independent normal errors of unknown size, C^{-n/2} is the likelihood; p grows half as fast, as errors depend on one
+another. κ: no round counts more than all before it.
 
-Members: memoryless, EMA 0.5 and `Reverting`. With ``drivers``, the last one reads the CPU and learns how far to follow
-it. The prior is uniform. But where the CPU is known from the start, the member that reads it has 0.99: a change of the
-CPU hurts the others much, and comes before anything could be learnt about it. With a uniform prior (and p up to 8 from
-the start, as in all of this), forecasts of the recorded series were 1.1 % worse, 4 % on one of them; those of worlds
-3 %. At 0.95 worlds were forecast 0.4 % worse. At 0.999 they were 0.3 % better; but if the CPU has no effect, noise was
-forecast 2 % worse, and walks 3 %.
-
-Constants and alternatives: ``benchmarks/results/mixture.md``.
-
-On independent noise the forecast scatters more than EMA 0.2's at first, since a random walk is as possible
-then, and less from about 50 rounds on (`benchmarks/prediction_synthetic.py` prints by how much).
-
-Cost: the members' (with drivers each predicts once more inside ``update``), and O(K).
+Members: memoryless, EMA 0.5 and `Reverting`, which reads the CPU with ``drivers``. Constants and alternatives:
+``benchmarks/results/mixture.md``. Cost: the members' (with drivers each predicts once more inside ``update``), and
+O(K).
 """
 
 from __future__ import annotations
@@ -41,15 +28,16 @@ from hvd_hetero.prediction.ema import EMA
 from hvd_hetero.prediction.memoryless import Memoryless
 from hvd_hetero.prediction.reverting import Reverting
 
-_POWER, _GROWTH = 12.0, 0.25  # what p is at most, and what it gains a round
-_FORGET, _NOTHING = 0.01, 1e-12  # δ; squares up to this, of the least speed's, are rounding
-_LARGEST = 1e300  # square, so that no sum of them is infinite
-_TRUST = 0.99  # what members that use drivers share a priori
+# p: at 12, a member whose RMSE is a tenth above the best one's gets a tenth of its weight.
+_POWER_LIMIT, _POWER_PER_ROUND = 12.0, 0.25
+_FORGOTTEN_PER_ROUND = 0.01  # δ
 
 
 class Mixture(Predictor):
     """Predict by the weighted geometric mean of the members.
 
+    On independent noise it scatters more than EMA 0.2's at first, and less from about 50 rounds on
+    (``benchmarks/prediction_synthetic.py``).
     ``drivers`` lets `Reverting` read the CPU; ``members`` replaces them all.
     """
 
@@ -60,25 +48,25 @@ class Mixture(Predictor):
     def __init__(self, members: Sequence[Predictor] | None = None, *, drivers: bool = False) -> None:
         super().__init__()
         if members is not None and drivers:
-            raise ValueError("drivers: chooses among the default members, so it cannot be given together with members")
+            raise ValueError("drivers is for the default members, got members, too; leave one of them out")
         if members is None:
             members = (Memoryless(), EMA(0.5), Reverting(drivers=drivers))
         self.members = tuple(members)
         if not self.members or any(not isinstance(m, Predictor) for m in self.members):
-            raise ValueError(f"members: must be one predictor or more, got {members!r}")
+            raise ValueError(f"members must be one predictor or more, got {members!r}; leave it out for the default")
         if len({id(m) for m in self.members}) < len(self.members):
-            raise ValueError("members: must be different objects, since each holds its own history")
+            raise ValueError("members must be different objects, since each holds its own history; make one for each")
         self.uses_drivers = any(m.uses_drivers for m in self.members)
         self._prior = _prior(self.members, 0.0)  # π_k
         self._errors = [0.0] * len(self.members)  # C_k
-        self._said: list[float] | None = None
+        self._latest_forecasts: list[float] | None = None
 
     @property
     def weights(self) -> tuple[float, ...]:
         """The weight of each member in the next forecast; they sum to 1."""
         least = min(self._errors)
         ratios = [least / c if c > least else 1.0 for c in self._errors]  # both may be 0
-        power = min(_POWER, _GROWTH * (self.rounds - 1))
+        power = min(_POWER_LIMIT, _POWER_PER_ROUND * (self.rounds - 1))
         shares = [p * ratio**power for p, ratio in zip(self._prior, ratios, strict=True)]
         total = sum(shares)
         return tuple([share / total for share in shares])
@@ -87,26 +75,34 @@ class Mixture(Predictor):
         if self.rounds:
             self._learn(self._forecasts(cpu, memory), speed)
         elif not math.isnan(cpu):
-            self._prior = _prior(self.members, _TRUST)
+            # A change of the CPU hurts the members that do not read it much, and comes before anything could be learnt
+            # about it. With a uniform prior (and p up to 8 from the start, as in all of this), forecasts of recorded
+            # series were 1.1 % worse, 4 % on one of them. At 0.95 worlds were forecast 0.4 % worse. At 0.999 they were
+            # 0.3 % better; but if the CPU has no effect, noise was forecast 2 % worse, and walks 3 %.
+            self._prior = _prior(self.members, 0.99)
         for member in self.members:
             member.update(speed, cpu, memory)
-        self._said = None
+        self._latest_forecasts = None
 
     def _learn(self, forecasts: Sequence[float], speed: float) -> None:
-        squares = [min((said - speed) * (said - speed), _LARGEST) for said in forecasts]
+        # Bounded, so that no sum of them is infinite.
+        squares = [min((said - speed) * (said - speed), 1e300) for said in forecasts]
         known, largest = max(self._errors), max(squares)
         least = min(speed, *forecasts)  # as v alone may be a thousand times too large
-        kappa = known / largest if _NOTHING * least * least < known < largest else 1.0
-        self._errors = [(1.0 - _FORGET) * c + kappa * d for c, d in zip(self._errors, squares, strict=True)]
+        # Not while all errors before were rounding.
+        kappa = known / largest if 1e-12 * least * least < known < largest else 1.0
+        self._errors = [
+            (1.0 - _FORGOTTEN_PER_ROUND) * c + kappa * d for c, d in zip(self._errors, squares, strict=True)
+        ]
 
     def _forecast(self, cpu: float, memory: float) -> float:
         return math.exp(sum(map(mul, self.weights, map(math.log, self._forecasts(cpu, memory)))))
 
     def _forecasts(self, cpu: float, memory: float) -> list[float]:
         """Return the members' forecasts; computed twice a round only if drivers matter."""
-        if self._said is None or self.uses_drivers:
-            self._said = [m.predict(cpu, memory) for m in self.members]
-        return self._said
+        if self._latest_forecasts is None or self.uses_drivers:
+            self._latest_forecasts = [m.predict(cpu, memory) for m in self.members]
+        return self._latest_forecasts
 
     def _state(self) -> dict[str, Any]:
         return super()._state() | {"members": [member.state_dict() for member in self.members]}
@@ -127,7 +123,7 @@ class Mixture(Predictor):
             for member, one in zip(self.members, kept, strict=True):
                 member.load_state_dict(one)
             raise
-        self._said = None
+        self._latest_forecasts = None
 
 
 def _prior(members: Sequence[Predictor], trust: float) -> tuple[float, ...]:

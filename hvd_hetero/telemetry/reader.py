@@ -28,7 +28,7 @@ try:
 except ImportError:
     loads = functools.partial(json.loads, parse_constant=_no_number)
 
-_LARGEST = 2**53  # beyond, JSON's numbers are not exact everywhere
+_EXACT_BELOW = 2**53  # from here on, JSON's numbers are not exact everywhere
 _NUMBERS = {int, float, type(None)}
 
 
@@ -119,7 +119,7 @@ def _header(line: bytes, path: str, schema: str, version: int) -> dict[str, Any]
         )
     header.setdefault("every", 1)  # absent in older runs
     for name in ("workers", "global_batch", "every"):
-        if type(value := header.get(name)) is not int or not 1 <= value < _LARGEST:
+        if type(value := header.get(name)) is not int or not 1 <= value < _EXACT_BELOW:
             _refuse(f"{path}, line 1: {name}", "a whole number of at least 1", value)
     if not isinstance(policy := header.get("policy"), str) or not policy.isprintable():
         _refuse(f"{path}, line 1: policy", "the name of a policy", policy)
@@ -144,7 +144,7 @@ def _numbers(values: list[Any], kind: type, source: str, *, null: bool) -> npt.N
             numbers: npt.NDArray[Any] = np.array(values, dtype=np.float64)
         except OverflowError:  # too large for a float
             numbers = np.array([np.inf])
-        good = np.abs(numbers) < _LARGEST
+        good = np.abs(numbers) < _EXACT_BELOW
         if whole:
             good &= (numbers >= 0) & (np.trunc(numbers) == numbers)
         elif null:

@@ -67,9 +67,9 @@ class Recorder:
         self._former: int | None = None
         """Round of the table before: a table may tell of several rounds."""
         self._since = -1
-        """The same, of the held record."""
+        """The last round before those that the incomplete record tells of."""
         self.recovered_s: float | None = None
-        """What goes into the record of the round that ends; such a round is recorded whatever ``every`` is."""
+        """Seconds of a recovery, for the record of the round that ends, which is made whatever ``every`` is."""
         self._listeners: list[_Listening] = []
         if file is not None:
             self.add(file, every, ours=True)
@@ -77,8 +77,8 @@ class Recorder:
     def add(self, listener: Listener, every: int = 1, *, ours: bool = False) -> None:
         """Call ``listener(record)`` with every ``every``-th round's record; with the last one when the run is closed.
 
-        The record is the listener's own, to keep or to change. One of ``ours`` changes none, and spares the copy. It is
-        quick, whatever happens, and so hears of the end even if the process has no time.
+        The record is the listener's own, to keep or to change. ``ours``: the listener changes no record, so it gets no
+        copy; and it is quick, so it is closed even if the process ends at once.
         """
         self._listeners.append(_Listening(listener, every, ours))
 

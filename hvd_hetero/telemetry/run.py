@@ -55,7 +55,7 @@ class Run:
         return cls(policy, workers, global_batch, columns, **given)
 
     def __getattr__(self, name: str) -> npt.NDArray[Any]:
-        """Return a column."""
+        """Return the column of that name."""
         if name == "columns" or name not in self.columns:  # a copy asks before there are any
             raise AttributeError(f"a run has no column {name!r}; it has {', '.join((*_PER_ROUND, *_PER_RANK))}")
         return self.columns[name]

@@ -75,7 +75,7 @@ class PredictorConformance(ABC):
         """Check that the error names the driver, and that nothing is learned."""
         for named, cpu, memory in _NO_DRIVERS:
             p = self.make()
-            assert f"{named}: a driver is the fraction" in _refusal(lambda: p.update(100.0, cpu, memory))  # noqa: B023
+            assert f"{named} must be the fraction" in _refusal(lambda: p.update(100.0, cpu, memory))  # noqa: B023
             assert named in _refusal(lambda: p.predict(cpu, memory))  # noqa: B023
             assert p.rounds == 0
 

@@ -8,9 +8,7 @@ meet, as they do at most optima. So the minimum of the eigenvalues l_i orthogona
 
     -log(sum_i exp(-s l_i)) / s,    gradient    sum_i w_i v_i' L_j v_i,    w_i = exp(-s l_i) / sum_k exp(-s l_k)
 
-which is concave, smooth, and below lambda_2 by log(n) / s at most; SciPy's SLSQP maximises it for growing s. On the
-graphs of ``benchmarks/results/topology.md`` the connectivity comes within 4e-5 of the proven bound that an interior
-point gives (the tests' bound: cutting planes), and a round shrinks disagreement as much in all digits shown there.
+which is concave, smooth, and below lambda_2 by log(n) / s at most; SciPy's SLSQP maximises it for growing s.
 
 MATCHA leaves the method open. Of several optimal p this finds a central one, so similar matchings are used equally
 often; cutting planes end at a corner.
@@ -37,7 +35,10 @@ def most_connected(laplacians: Array, budget: float) -> Array:
     if budget == 1.0:
         return p
     spent: Any = {"type": "eq", "fun": lambda p: p.sum() - budget * count, "jac": np.ones_like}
-    # The soft minimum's largest error, relative to the connectivity before: smooth at first, and exact in the end.
+    # The soft minimum's largest error, relative to the connectivity before: smooth at first, and exact in the end. On
+    # the graphs of benchmarks/results/topology.md the connectivity comes within 4e-5 of the proven bound that an
+    # interior point gives (the tests' bound: cutting planes), and a round shrinks disagreement as much in all digits
+    # shown there.
     for error in (1e-1, 1e-2, 1e-3, 1e-4):
         before = float(np.linalg.eigvalsh(np.tensordot(p, laplacians, 1))[1])
         sharpness = np.log(nodes) / (error * before)

@@ -16,18 +16,7 @@ e = (i, j),
 
 For equal degrees d, w is D-PSGD's weight 1 / (d + 1), and two ranks without other partners take their mean.
 
-Guarantee. Since (a - b)^2 <= (1 + t) a^2 + (1 + 1/t) b^2, with t = d_j / d_i and X the largest d_i + d_j in the round,
-
-    sum_e w_e (x_i - x_j)^2 <= X / (X + 2) sum_e 2 (x_i^2 / d_i + x_j^2 / d_j) = 2 X / (X + 2) sum_i x_i^2
-
-So in every round the eigenvalues of W are in -1 + 4 / (X + 2) ... 1, and no disagreement grows. (The weight of a rank
-to itself may be negative, as of a star's centre.)
-
 rho = || E[W'W] - 11'/n || is the factor by which a round shrinks disagreement; it is below 1 if the graph is connected.
-
-Agreement. Drawing needs no messages, and a round's weights follow from integers. But p comes from floating-point
-eigenvectors. If it differs in its last digits, two ranks disagree about a matching in some rare draw. If processors or
-libraries may differ, compute ``matcha`` on one rank and broadcast the result: it is plain data.
 
 Differences from the paper
 - The paper has one weight, alpha, for all pairs in all rounds, and no bound on single rounds. Here a pair weighs more
@@ -52,10 +41,8 @@ from hvd_hetero.topology.activation import most_connected
 from hvd_hetero.topology.edge_coloring import matching_decomposition
 from hvd_hetero.topology.graphs import Edge, Graph, laplacian, require_connected
 
-# Arbitrary: a billion rounds between exchanges help no training, and below some 1e-15 rho rounds to 1.
-_SMALLEST_BUDGET = 1e-9
-# Matchings up to which rho is a sum over all draws; of more, over as many draws by chance.
-_ENUMERATED_MATCHINGS = 12
+# With more matchings, rho is a mean over random draws, as many as all draws of so many are (arbitrary).
+_MATCHINGS_ENUMERATED = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +72,11 @@ class Matcha:
         count, p = len(self.matchings), np.array(self.probabilities)
         edges = np.array(list(chain.from_iterable(self.matchings)))
         own = np.repeat(np.arange(count), [len(matching) for matching in self.matchings])
-        if count <= _ENUMERATED_MATCHINGS:
+        if count <= _MATCHINGS_ENUMERATED:
             active = np.array(list(product((False, True), repeat=count)))
             chances = np.where(active, p, 1.0 - p).prod(axis=1)
         else:
-            active = np.random.default_rng(0).random((2**_ENUMERATED_MATCHINGS, count)) < p
+            active = np.random.default_rng(0).random((2**_MATCHINGS_ENUMERATED, count)) < p
             chances = np.full(len(active), 1.0 / len(active))
         drawn = active[:, own].astype(float)  # (draws, edges)
         ends = np.eye(self.nodes)[edges]
@@ -129,14 +116,17 @@ class Matcha:
 
 def matcha(graph: Graph, budget: float = 0.5) -> Matcha:
     """Return the best random mixing on ``graph`` for ``budget``, 1e-9 to 1, the share of D-PSGD's communication."""
-    if not _SMALLEST_BUDGET <= budget <= 1.0:
+    # Below some 1e-15 rho rounds to 1, and a billion rounds between exchanges help no training.
+    if not 1e-9 <= budget <= 1.0:
         raise ValueError(
-            f"budget must be at least {_SMALLEST_BUDGET:g} and at most 1, got {budget}; "
-            "it is the share of the matchings used in a round, and 1 is D-PSGD"
+            f"budget must be at least 1e-09 and at most 1, got {budget}; it is the share of the matchings used in a "
+            "round, and 1 is D-PSGD"
         )
     require_connected(graph, "MATCHA")
     if graph.nodes == 1:  # no other rank to agree with
         return Matcha(1, (), ())
+    # Compute this on one rank and broadcast the result, if processors or libraries may differ: p comes from
+    # floating-point eigenvectors, and where its last digits differ, ranks disagree about a matching in some rare draw.
     matchings = matching_decomposition(graph)
     laplacians = np.array([laplacian(graph.nodes, matching) for matching in matchings])
     return Matcha(graph.nodes, matchings, tuple(most_connected(laplacians, float(budget)).tolist()))
@@ -144,6 +134,10 @@ def matcha(graph: Graph, budget: float = 0.5) -> Matcha:
 
 def _pair_weight(partners: Any) -> Any:
     """Return the weight of a drawn pair whose two ranks have so many partners in the round, together; at least 2."""
+    # No disagreement grows, in any round. With X the largest d_i + d_j in it, and t = d_j / d_i in
+    # (a - b)^2 <= (1 + t) a^2 + (1 + 1/t) b^2,
+    #     sum_e w_e (x_i - x_j)^2 <= X / (X + 2) sum_e 2 (x_i^2 / d_i + x_j^2 / d_j) = 2 X / (X + 2) sum_i x_i^2,
+    # so the eigenvalues of W are in -1 + 4 / (X + 2) ... 1.
     # Considered: the least rho under || W || <= 1. A step is x <- W x - eta g. Where the loss has the curvature h, it
     # multiplies a disagreement with the eigenvalue l of W by l - eta h, so an eigenvalue of -1 leaves no room for any
     # curvature. Weights that use all room have a smaller rho, and train later or not at all. D-PSGD's weights on the

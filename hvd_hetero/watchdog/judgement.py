@@ -9,13 +9,10 @@ from dataclasses import dataclass
 from hvd_hetero.watchdog.patience import Patience
 from hvd_hetero.watchdog.whereabouts import Whereabouts
 
-# Ranks that a message names; it counts the others (arbitrary).
-_RANKS_NAMED = 4
-
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """Why a rank waits."""
+    """Why a rank waits, and whether the job can go on."""
 
     text: str
     ends: bool
@@ -93,5 +90,6 @@ def _at(rank: int, hosts: Sequence[str]) -> str:
 
 def _named(ranks: Iterable[str]) -> str:
     texts = list(ranks)
-    more = f" and {len(texts) - _RANKS_NAMED} more ranks" if len(texts) > _RANKS_NAMED else ""
-    return "; ".join(texts[:_RANKS_NAMED]) + more
+    # More than four would make the message unreadable (arbitrary).
+    more = len(texts[4:])
+    return "; ".join(texts[:4]) + (f" and {more} more ranks" if more else "")

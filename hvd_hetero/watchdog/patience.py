@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 VARIABLE = "HVD_HETERO_PATIENCE"
 """Environment variable that changes the limits: ``warn=10,deadlock=20,silent=60,busy=3600``, or ``off``."""
 
-_GLOO, _GLOO_TIMEOUT, _GLOO_TIMEOUT_S = "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_TIMEOUT_SECONDS", 30.0
+_GLOO, _GLOO_TIMEOUT = "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_TIMEOUT_SECONDS"
 
 
 def horovod_timeout_s() -> float:
@@ -19,7 +19,7 @@ def horovod_timeout_s() -> float:
     try:
         return float(os.environ[_GLOO_TIMEOUT])
     except (KeyError, ValueError):
-        return _GLOO_TIMEOUT_S
+        return 30.0  # Horovod's own default
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,13 +29,13 @@ logger = logging.getLogger("hvd_hetero.watchdog")
 EXIT_CODE = 75
 """Exit code of a process that the watchdog ends: EX_TEMPFAIL, which nothing else here uses."""
 
-# Looks until the first warning, so that it is a sixth late at most, and at the start of the job (arbitrary).
-_LOOKS = 6
-# For packets to come or to leave, and for a look under way to end.
-_PACKETS_S = 1.0
-# Questions before a rank counts as silent, and times that an end is announced: packets may be lost.
-_REPEATS = 3
-# How long to answer once the training is gone (arbitrary).
+# So that the first warning is a sixth late at most (arbitrary); as many looks at the start find who is unreachable.
+_LOOKS_BEFORE_WARNING = 6
+# For packets to come or to leave, and for a look under way to end (arbitrary).
+_PACKET_WAIT_S = 1.0
+# Packets may be lost: a rank is silent after so many questions, and an end is announced as often.
+_PACKET_REPEATS = 3
+# How long other ranks get answers once this rank's training is gone (arbitrary).
 _ANSWERS_FOR_S = 600.0
 _SHARED = ("PlanMismatchError", "HorovodInternalError", "PeerLostError", "Horovod has been shut down")
 """Errors that other ranks have, too, or that follow from another rank's."""
@@ -82,9 +82,11 @@ class Watchdog:
         self.patience = Patience.of_environment() if patience is None else patience
         self._collective_timeout_s = horovod_timeout_s() if collective_timeout_s is None else collective_timeout_s
         self._first_s = min(astuple(self.patience))  # of waiting, before there is anything to report or do
-        self._look_s = min(self._first_s / _LOOKS, 5.0, self._collective_timeout_s / _LOOKS)
+        self._look_s = min(
+            self._first_s / _LOOKS_BEFORE_WARNING, 5.0, self._collective_timeout_s / _LOOKS_BEFORE_WARNING
+        )
         # Longer than this thread takes from one look to the next if it gets to run.
-        stopped_s = 2 * _REPEATS * _PACKETS_S + 4 * self._look_s
+        stopped_s = 2 * _PACKET_REPEATS * _PACKET_WAIT_S + 4 * self._look_s
         self._progress = Progress(balancer, waits_in, waits_at_the_end_in, stopped_s)
         self._last_words = last_words
         self._end = end
@@ -123,7 +125,7 @@ class Watchdog:
         thread, self._thread = self._thread, None
         if self.channel is not None and thread is not None and thread is not threading.current_thread():
             self.channel.wake()
-            thread.join(_PACKETS_S)
+            thread.join(_PACKET_WAIT_S)
 
     def trains_here(self) -> None:
         """Note that the thread that calls is the one that trains. Until then, it is the one that made this."""
@@ -131,7 +133,7 @@ class Watchdog:
 
     def end_others(self, text: str) -> None:
         """End all other ranks with this message."""
-        for _ in range(_REPEATS if self.channel is not None and not self._closed else 0):
+        for _ in range(_PACKET_REPEATS if self.channel is not None and not self._closed else 0):
             self.channel.announce(Kind.END, text)  # type: ignore[union-attr]
 
     def _run(self, channel: SideChannel) -> None:
@@ -155,10 +157,10 @@ class Watchdog:
                     # With more than 32 ranks (arbitrary) each asks less often.
                     asks_at = time.monotonic() + self._look_s * len(channel.answers) / 32
                     self._inquire(channel, mine, remedy)
-                elif looks < _LOOKS:
+                elif looks < _LOOKS_BEFORE_WARNING:
                     # Ranks without an answer so far: whether packets pass at all.
                     channel.ask_again()
-                elif looks == _LOOKS and plan.ends == "first":
+                elif looks == _LOOKS_BEFORE_WARNING and plan.ends == "first":
                     self._warn_of_unreachable(channel.answered)
                 looks += 1
         except Exception:
@@ -182,7 +184,7 @@ class Watchdog:
             )  # fmt: skip
 
     def _listen(self, channel: SideChannel, seconds: float) -> None:
-        """Serve packets for ``seconds``."""
+        """Answer the packets that come in ``seconds``."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0 and not self._closed:
             channel.listen(left)
@@ -191,8 +193,8 @@ class Watchdog:
         """Ask all others where they are, and report the finding or end the job."""
         workers = len(self._hosts)
         channel.ask()
-        for _ in range(_REPEATS):
-            self._listen(channel, _PACKETS_S)
+        for _ in range(_PACKET_REPEATS):
+            self._listen(channel, _PACKET_WAIT_S)
             if len(channel.answers) == workers - 1:
                 break
             channel.ask_again()
@@ -232,7 +234,7 @@ class Watchdog:
         if stuck and balancer is not None and balancer.computing:
             self.end_others(str(balancer.out_of_memory_error("in a loop without surviving_out_of_memory()")))
         elif not any(name in text for name in _SHARED):
-            for _ in range(_REPEATS):
+            for _ in range(_PACKET_REPEATS):
                 self.channel.announce(Kind.FAILED, text)
 
     def _end_here(self, text: str) -> None:
@@ -254,6 +256,6 @@ class Watchdog:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
-        time.sleep(_PACKETS_S)
+        time.sleep(_PACKET_WAIT_S)
         last_resort.cancel()
         self._end(EXIT_CODE)

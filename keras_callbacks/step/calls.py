@@ -14,7 +14,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from hvd_hetero.balancer import Balancer
-from hvd_hetero.consistency import WatchedParameter, kernels, piece_of, require_finite, settings_of, shown
+from hvd_hetero.consistency import WatchedParameter, kernels, norm_and_checksum, piece_of, require_finite, settings_of
 from hvd_hetero.errors import RoundStateError
 from hvd_hetero.measurement.gradient_noise import rounds_per_measurement
 from hvd_hetero.session import Session
@@ -241,7 +241,7 @@ class ParameterNorms:
         if on_device:  # copy the piece alone
             value, part = tf.reshape(value, [-1])[part], slice(None)
         numbers = np.frombuffer(value, variable.dtype.as_numpy_dtype)[part]
-        self.shown = shown(numbers, numbers.view(np.uint8))
+        self.shown = norm_and_checksum(numbers, numbers.view(np.uint8))
 
 
 class SquareNorms:

@@ -313,7 +313,7 @@ def _broken(tensor: tf.Tensor) -> tf.Tensor:
 def _takes_more(bucket: list[tf.Tensor]) -> bool:
     """Return whether a few more numbers may travel in the same message at no cost."""
     # Horovod lays several tensors end to end; one large tensor alone it would have to copy for them, there and back.
-    copied_anyway = len(bucket) > 1 or size_in_bytes(bucket[0]) < division.ALONE
+    copied_anyway = len(bucket) > 1 or size_in_bytes(bucket[0]) < division.ALONE_FROM_BYTES
     return copied_anyway and bucket[0].dtype in (tf.float32, tf.float64)
 
 

@@ -165,5 +165,5 @@ def test_absurd_speeds_change_no_share_and_are_said_once_each(frozen):
     _, record, said = frozen
     plans = {tuple(plan) for plan in record.plans[44:66]}
     assert len(plans) == 1
-    assert said.count("rank 1 says that it will do") == 4
+    assert said.count("rank 1 forecasts") == 4
     assert said.count("is credible again") == 4

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from hvd_hetero.consistency import PIECE, Agreement, WatchedParameter, kernels, shown
+from hvd_hetero.consistency import PIECE, Agreement, WatchedParameter, kernels, norm_and_checksum
 from hvd_hetero.errors import PlanMismatchError
 from hvd_hetero.rounds import RoundReport, RoundTable
 
@@ -120,16 +120,16 @@ def test_parameters_that_are_not_finite_on_all_ranks_are_no_sign_of_ranks_that_p
 def test_the_checksum_sees_the_last_bit_of_any_number_and_what_changes_places(dtype, length):
     generator = np.random.default_rng(length)
     numbers = generator.normal(size=length).astype(dtype)
-    size, bits = shown(numbers, numbers.view(np.uint8))
+    size, bits = norm_and_checksum(numbers, numbers.view(np.uint8))
     assert 0 <= bits < 2**24
     assert size != 0.0
     for at in {0, length // 2, length - 1}:
         other = numbers.copy()
         other[at] = np.nextafter(other[at], dtype(9))
-        assert shown(other, other.view(np.uint8))[1] != bits
+        assert norm_and_checksum(other, other.view(np.uint8))[1] != bits
     if length > 1:
         other = np.roll(numbers, 1)
-        assert shown(other, other.view(np.uint8))[1] != bits
+        assert norm_and_checksum(other, other.view(np.uint8))[1] != bits
 
 
 def test_kernels_are_told_apart_by_what_a_framework_says_of_them():

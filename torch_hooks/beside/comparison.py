@@ -13,7 +13,7 @@ from hvd_hetero.balancer import Balancer
 from hvd_hetero.communication.wire import Handle
 from hvd_hetero.errors import RoundStateError
 from hvd_hetero.late_tables import LateTables
-from hvd_hetero.measurement.gradient_noise import ROUNDING
+from hvd_hetero.measurement.gradient_noise import SUM_ROUNDING
 from torch_hooks.beside.local_squares import Noise
 from torch_hooks.beside.trained import Trained
 from torch_hooks.wires.choice import TorchWire
@@ -107,6 +107,6 @@ class Comparison:
         if self._balancer.planner.goodput is None or self._wire.size == 1 or finished is None:
             return
         # All ranks hold one mean when backward() is over, unless the reducer works later: then none was measured.
-        apart = finished.table.disagreement("mean_square", ROUNDING)
+        apart = finished.table.disagreement("mean_square", SUM_ROUNDING)
         if apart or (self._tables.sent == _TABLES_UNTIL_NOISE and math.isnan(finished.noise_scale)):
             raise ValueError(_NO_NOISE)

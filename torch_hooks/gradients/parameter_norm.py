@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import torch
 
-from hvd_hetero.consistency import WatchedParameter, kernels, piece_of, shown
+from hvd_hetero.consistency import WatchedParameter, kernels, norm_and_checksum, piece_of
 from torch_hooks.gradients.buckets import in_memory
 
 # NumPy has no bfloat16, and a norm in float16 would overflow.
@@ -34,7 +34,7 @@ class ParameterNorm:
             return 0.0, 0.0
         piece = in_memory(parameter)[part]
         numbers = piece if piece.dtype in _ACCURATE else piece.float()
-        return shown(numbers.numpy(), piece.view(torch.uint8).numpy())
+        return norm_and_checksum(numbers.numpy(), piece.view(torch.uint8).numpy())
 
 
 def kernels_here() -> float:

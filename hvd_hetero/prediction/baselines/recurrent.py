@@ -24,8 +24,6 @@ from hvd_hetero.prediction.base import Predictor
 if TYPE_CHECKING:
     import torch
 
-_LOOK_BACK = 2
-
 
 class Recurrent(Predictor):
     """Base of the recurrent baselines; a subclass names its layer, a class of ``torch.nn``."""
@@ -74,7 +72,7 @@ class Recurrent(Predictor):
             return self._ema
         import torch
 
-        latest = [(self._speeds[k] - self._mean) / self._deviation for k in range(-_LOOK_BACK, 0)]
+        latest = [(self._speeds[k] - self._mean) / self._deviation for k in (-2, -1)]
         with torch.no_grad():
             return self._mean + self._deviation * float(self._apply(torch.tensor([latest], dtype=torch.float64))[0])
 
@@ -85,7 +83,7 @@ class Recurrent(Predictor):
         self._mean = float(np.mean(speeds))
         self._deviation = max(float(np.std(speeds)), 1e-6 * self._mean)
         series = torch.from_numpy((speeds - self._mean) / self._deviation)
-        inputs, targets = series.unfold(0, _LOOK_BACK, 1)[:-1], series[_LOOK_BACK:]
+        inputs, targets = series.unfold(0, 2, 1)[:-1], series[2:]
         optimizer = torch.optim.Adam(self._net.parameters(), lr=0.02)
         before, idle = float("inf"), 0
         for _ in range(self._steps):

@@ -11,12 +11,8 @@ moving averages of the logarithms, with weight max(1/n, 0.05) for the latest of 
 So f = 0 is a slow EMA, f = log c^k - C is that EMA moved along with the CPU, and the past speeds
 show how much of the latest deviation to believe.
 
-Life of a predictor: EMA (alpha 0.2) until there is enough data, 500 rounds from scratch, ``rounds_when_warm`` (5)
-from a warm start; the running means want a few. Then every ``retrain_every`` (100) rounds the last ``window`` (500)
-rounds are fitted in the background (`training`; never waited for: ``update`` hands a copy over, and a later
-``update`` picks the result up). The oldest four fifths are fitted, and the result is taken only if it is no worse on
-the newest fifth than the present parameters (EMA, at first). A driver that is not known now keeps its last value; a
-rank whose CPU was never known stays with EMA.
+EMA (alpha 0.2) forecasts until there is enough data. Then every ``retrain_every`` rounds the last ``window`` rounds are
+fitted in the background (`training`).
 
 Cost: O(1) per round, some 10 microseconds. State: about 100 kB at most (the window travels with it).
 
@@ -44,8 +40,6 @@ from hvd_hetero.kept import Figure, Kept
 from hvd_hetero.prediction.base import Predictor, log_driver
 from hvd_hetero.prediction.narx import neural_network
 from hvd_hetero.prediction.narx.training import Parameters, Trainer
-
-_ROW = neural_network.INPUTS + 2  # inputs, target, and what EMA would have said
 
 
 @functools.cache
@@ -138,7 +132,9 @@ class NARX(Predictor):
             return ()
         state = shipped() if warm_start == "shipped" else warm_start
         if isinstance(state, str):
-            raise ValueError(f'warm_start: must be "shipped", None or a state of NARX, got {state!r}')
+            raise ValueError(
+                f'warm_start must be "shipped", None or a state of NARX, got {state!r}; None starts from scratch'
+            )
         if (named := (state.get("predictor"), state.get("version"))) != (cls.name, cls.version):
             raise ValueError(
                 f"warm_start: must be the state of a narx predictor, version {cls.version}, got {named}; give what "
@@ -175,7 +171,7 @@ class NARX(Predictor):
         return math.exp(self._speeds.mean + neural_network.forward(self._parameters, inputs))
 
     def _log_cpu(self, cpu: float) -> float:
-        """Return the logarithm of a round's CPU, the last known one if it is not known, NaN if it never was."""
+        """Return the logarithm of a round's CPU; if that is not known, of the last one, or NaN if none ever was."""
         if not math.isnan(cpu):
             return log_driver(cpu)
         return self._cpus.latest[0] if self._cpus.count else math.nan
@@ -193,6 +189,7 @@ class NARX(Predictor):
         return (*(v - speeds.mean for v in speeds.latest), log_c - cpus.mean, cpus.latest[0] - cpus.mean)
 
     def _learn(self) -> None:
+        # Never waited for: one round hands a copy of the window over, and a later one picks the result up.
         self._parameters = self._trainer.result() or self._parameters
         if self.rounds + 1 < self._train_at or self._trainer.busy or len(self._rows) < 20:
             return
@@ -206,8 +203,9 @@ class NARX(Predictor):
     def _restore(self, state: Mapping[str, Any]) -> None:
         _checked(state["parameters"]), _checked(state["start"])
         rows = [tuple(map(float, row)) for row in state["rows"]]
-        if any(len(row) != _ROW for row in rows):
-            raise ValueError(f"state: rows must be {_ROW} numbers each, got {state['rows']}")
+        width = neural_network.INPUTS + 2  # the inputs, the target, and EMA's forecast
+        if any(len(row) != width for row in rows):
+            raise ValueError(f"state: rows must be {width} numbers each, got {state['rows']}")
         super()._restore(state)
         self._rows = deque(rows, maxlen=self._window)
         self._trainer = Trainer(self._trainer.background)  # a training under way is of the former state
@@ -229,5 +227,7 @@ def _checked(values: Any) -> Parameters:
     """Return parameters from plain data, or none from none."""
     numbers = tuple(float(x) for x in values)
     if len(numbers) not in (0, neural_network.PARAMETERS) or not all(map(math.isfinite, numbers)):
-        raise ValueError(f"parameters: NARX has {neural_network.PARAMETERS} finite ones, got {values!r}")
+        raise ValueError(
+            f"parameters must be {neural_network.PARAMETERS} finite numbers, got {values!r}; give those of a NARX"
+        )
     return numbers

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from hvd_hetero.telemetry.records import Record
 
 _PER_RANK = {"batch": "samples", "compute_s": "compute_s", "input_s": "input_s", "wait_s": "wait_s"}
-# With more ranks, there is no curve for each.
-_RANKS_WITH_CURVES = 16
 
 
 def figures(record: Record) -> dict[str, float]:
@@ -34,7 +32,8 @@ def figures(record: Record) -> dict[str, float]:
 
 def _ranks(values: Sequence[float | None]) -> dict[str, float]:
     known = {rank: float(value) for rank, value in enumerate(values) if value is not None}
-    if len(values) <= _RANKS_WITH_CURVES or not known:
+    # More curves than 16 cannot be told apart in a plot (arbitrary).
+    if len(values) <= 16 or not known:
         return {f"rank_{rank}": value for rank, value in known.items()}
     return {"least": min(known.values()), "median": statistics.median(known.values()), "most": max(known.values())}
 

@@ -36,7 +36,7 @@ class TensorBoard:
             self._scalar(f"hvd_hetero/{name}", value, record["round"])
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the writer of TensorBoard's file."""
         self._close()
 
 

@@ -27,7 +27,7 @@ from keras_callbacks.step import graph_synchroniser
 
 keras = tf.keras
 # Bytes, and gradients of a bucket: a small model takes all ways.
-division.ALONE, division.MEMBERS, graph_synchroniser._BRANCH_ABOVE_BYTES = 200, 2, 100
+division.ALONE_FROM_BYTES, division.BUCKET_GRADIENTS, graph_synchroniser._BRANCH_ABOVE_BYTES = 200, 2, 100
 EPOCHS = 2
 GLOBAL_BATCH = 12
 SAMPLES = 12 * 8 + 2  # two more than eight rounds: in the eighth, since three ranks need three

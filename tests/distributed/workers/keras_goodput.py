@@ -81,12 +81,12 @@ class Rates(keras.callbacks.Callback):
 @contextmanager
 def often(every: int = 1) -> Iterator[None]:
     """The batch is reconsidered in every round, and the noise is measured in one of ``every``."""
-    before = gradient_noise._NUMBERS_PER_ROUND, gradient_noise._LONGEST_INTERVAL, goodput._EVERY
-    gradient_noise._NUMBERS_PER_ROUND, gradient_noise._LONGEST_INTERVAL, goodput._EVERY = 1, every, 1
+    before = gradient_noise._NUMBERS_PER_ROUND, gradient_noise._LONGEST_INTERVAL, goodput._ROUNDS_PER_DECISION
+    gradient_noise._NUMBERS_PER_ROUND, gradient_noise._LONGEST_INTERVAL, goodput._ROUNDS_PER_DECISION = 1, every, 1
     try:
         yield
     finally:
-        gradient_noise._NUMBERS_PER_ROUND, gradient_noise._LONGEST_INTERVAL, goodput._EVERY = before
+        gradient_noise._NUMBERS_PER_ROUND, gradient_noise._LONGEST_INTERVAL, goodput._ROUNDS_PER_DECISION = before
 
 
 def network() -> Any:

@@ -124,7 +124,7 @@ class Case:
 COMMON = {
     "momentum": Case(),
     "clipped": Case(clip=True),
-    "lb-bsp": Case(policy=lambda: LBBSP(tolerance=0.0), costs_s=late_tables._COSTS_S),
+    "lb-bsp": Case(policy=lambda: LBBSP(tolerance=0.0), costs_s=late_tables._SUM_CPU_S),
     "bounds of each rank": Case(policy=lambda: Shifting([8, 5, 6][: hvd.size()])),
     "lengths, bounds of each rank": Case(lengths=True, largest=[70.0, 45.0, 55.0]),
     "k = 3": Case("adamw", micro_batches=3),
@@ -208,7 +208,7 @@ def horovods(case: Case, optimizer: torch.optim.Optimizer, net: Net) -> torch.op
 
 
 def train(case: Case, how: str) -> dict[str, Any] | None:
-    late_tables._COSTS_S = case.costs_s
+    late_tables._SUM_CPU_S = case.costs_s
     net = made(case)
     model = wrapped(case, net, how)
     parameters = list(model.parameters())
@@ -218,7 +218,7 @@ def train(case: Case, how: str) -> dict[str, Any] | None:
     x, y = data(case)
     batch: Any = GLOBAL_BATCH
     if case.adapts is not None:
-        goodput._EVERY = 1
+        goodput._ROUNDS_PER_DECISION = 1
         batch = walking(case.adapts)
     balance = LoadBalance(case.policy(), global_batch=batch, reducer="sum" if case.sums else "mean")
     loader = BalancedLoader(
@@ -337,7 +337,7 @@ def engine(stage: int, micro_batches: int) -> dict[str, Any] | None:
     import deepspeed
 
     os.environ.setdefault("LOCAL_RANK", str(hvd.rank()))
-    late_tables._COSTS_S = 0.0
+    late_tables._SUM_CPU_S = 0.0
     case = Case("adamw", micro_batches=micro_batches, mixed=True)
     net = made(case)
     x, y = data()
@@ -444,7 +444,7 @@ def sharded(model: torch.nn.Module) -> torch.nn.Module:
 def own_time(how: str, kind: type[torch.nn.Sequential] = torch.nn.Sequential) -> dict[str, Any]:
     """Of layers that sleep longer on each rank, under equal batches."""
     torch.manual_seed(100)
-    late_tables._COSTS_S = 0.0
+    late_tables._SUM_CPU_S = 0.0
     seconds = 1.5e-3 * (1 + 2 * hvd.rank())
     model = kind(*(Sleepy(seconds) for _ in range(3)))
     model = {"ddp": DistributedDataParallel, "fsdp": sharded}.get(how, lambda model: model)(model)
@@ -469,7 +469,7 @@ def own_time(how: str, kind: type[torch.nn.Sequential] = torch.nn.Sequential) ->
 
 def lb_bsp_finds_the_slow_rank(how: str, micro_batches: int) -> dict[str, Any]:
     torch.manual_seed(100)
-    late_tables._COSTS_S = 1e-4
+    late_tables._SUM_CPU_S = 1e-4
     model: torch.nn.Module = torch.nn.Sequential(*(Sleepy(1e-3 * (1 + hvd.rank())) for _ in range(2)))
     model = {"ddp": DistributedDataParallel, "fsdp": sharded}.get(how, lambda model: model)(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -508,7 +508,7 @@ def burn(seconds: float) -> None:
 def reported(how: str, cause: str) -> dict[str, Any]:
     """Return what the report says of a training whose last rank is slow for a known cause."""
     torch.manual_seed(100)
-    late_tables._COSTS_S = 1.5e-3
+    late_tables._SUM_CPU_S = 1.5e-3
     slow, batch = hvd.rank() == hvd.size() - 1, 8 * hvd.size()
     model: torch.nn.Module = torch.nn.Sequential(*(Sleepy(3e-4, burn) for _ in range(2)))
     model = sharded(model) if how == "fsdp" else DistributedDataParallel(model)
@@ -534,7 +534,7 @@ def reported(how: str, cause: str) -> dict[str, Any]:
 
 def interrupted(how: str, keep: str) -> dict[str, Any]:
     """A training that is saved, or committed, and goes on from there, beside one that was left alone."""
-    late_tables._COSTS_S = 0.0
+    late_tables._SUM_CPU_S = 0.0
     case, x, y = Case("adamw"), *data()
 
     def prepared(seed: int) -> tuple[Any, Any, LoadBalance, BalancedLoader]:
@@ -594,7 +594,7 @@ def sharded_in_one_file() -> str:
 
 def attempts() -> dict[str, str]:
     """What bad input gets, over DDP or Horovod's optimizer."""
-    late_tables._COSTS_S = 0.0
+    late_tables._SUM_CPU_S = 0.0
 
     def loop(
         body: Callable[..., Any], rounds: int = 12, *, plain: bool = False, op: Any = None, **options: Any

@@ -79,7 +79,7 @@ def train(
     how: str, place: str = "forward", k: int = 1, guarded: bool = True, clears: str = "after", **options: Any
 ) -> dict[str, Any]:
     """A loop as people have it; on rank 0 batches fail that hold more than ``FITS`` samples."""
-    late_tables._COSTS_S = 0.0
+    late_tables._SUM_CPU_S = 0.0
     net = Net(place)
     model: Any = net
     if how == "ddp":

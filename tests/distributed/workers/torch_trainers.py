@@ -314,7 +314,7 @@ def fitted(
 
 
 def cases() -> dict[str, Callable[[], Any]]:
-    late_tables._COSTS_S = 0.0
+    late_tables._SUM_CPU_S = 0.0
     return {
         "refused": refused,
         "options": options,

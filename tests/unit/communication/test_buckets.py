@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from hvd_hetero.communication.bucket_sizes import ALONE, BYTES, MEMBERS, UNDIVIDED_BYTES, divide
+from hvd_hetero.communication.bucket_sizes import ALONE_FROM_BYTES, BUCKET_BYTES, BUCKET_GRADIENTS, divide
 
 
 def sizes_of(seed: int, count: int) -> list[int]:
@@ -17,7 +17,7 @@ def sizes_of(seed: int, count: int) -> list[int]:
 
 def room_of(to_come: int) -> int:
     """Bytes of a bucket that is opened when so many are still to come."""
-    return to_come if to_come // 2 < UNDIVIDED_BYTES else min(BYTES, to_come // 2)
+    return to_come if to_come < ALONE_FROM_BYTES else min(BUCKET_BYTES, to_come // 2)
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 31, 32, 33, 300])
@@ -30,13 +30,13 @@ def test_buckets_hold_every_gradient_once_in_order_and_keep_their_limits(seed, c
     last = [bucket[-1] for bucket in buckets]
     assert last == sorted(last), "they come as they fill"
     for bucket in buckets:
-        assert len(bucket) <= MEMBERS
+        assert len(bucket) <= BUCKET_GRADIENTS
         if len(bucket) > 1:
             assert sum(sizes[i] for i in bucket) <= room_of(sum(sizes[bucket[0] :]))
-            assert max(sizes[i] for i in bucket) < ALONE
+            assert max(sizes[i] for i in bucket) < ALONE_FROM_BYTES
 
 
-@pytest.mark.parametrize("sizes", [[0], [0, 8, 2 * ALONE], [2 * ALONE, 0], [8, 0, 8]])
+@pytest.mark.parametrize("sizes", [[0], [0, 8, 2 * ALONE_FROM_BYTES], [2 * ALONE_FROM_BYTES, 0], [8, 0, 8]])
 def test_gradients_without_any_number_are_in_a_bucket_too(sizes):
     assert sorted(i for bucket in divide(sizes) for i in bucket) == list(range(len(sizes)))
 
@@ -45,12 +45,12 @@ def test_gradients_without_any_number_are_in_a_bucket_too(sizes):
 def test_a_bucket_is_left_open_no_longer_than_it_must_be_and_closed_no_sooner(seed):
     """A small gradient opens a bucket only where the one before had no room for it."""
     sizes = sizes_of(seed, 300)
-    small = [bucket for bucket in divide(sizes) if sizes[bucket[0]] < ALONE]
+    small = [bucket for bucket in divide(sizes) if sizes[bucket[0]] < ALONE_FROM_BYTES]
     small.sort(key=lambda bucket: bucket[0])
     for one, other in itertools.pairwise(small):
         assert one[-1] < other[0], "one is open at a time"
         room = room_of(sum(sizes[one[0] :])) - sum(sizes[i] for i in one)
-        assert len(one) == MEMBERS or sizes[other[0]] > room
+        assert len(one) == BUCKET_GRADIENTS or sizes[other[0]] > room
 
 
 def test_large_gradients_go_alone_and_small_ones_between_them_together():
@@ -59,15 +59,20 @@ def test_large_gradients_go_alone_and_small_ones_between_them_together():
 
 
 def test_equal_small_gradients_halve_what_is_to_come_towards_the_end():
-    size = UNDIVIDED_BYTES // 2
+    size = ALONE_FROM_BYTES // 4
     lengths = [len(bucket) for bucket in divide([size] * 100)]
-    assert lengths[:2] == [BYTES // size] * 2
+    assert lengths[:2] == [BUCKET_BYTES // size] * 2
     assert lengths[:-1] == sorted(lengths[:-1], reverse=True)
-    assert UNDIVIDED_BYTES <= lengths[-1] * size < 2 * UNDIVIDED_BYTES, "the rest is not worth dividing"
+    assert ALONE_FROM_BYTES <= 2 * lengths[-1] * size < 2 * ALONE_FROM_BYTES, "the rest is not worth dividing"
 
 
 def test_many_tiny_gradients_are_cut_by_their_number():
-    assert [len(bucket) for bucket in divide([4] * 100)] == [MEMBERS, MEMBERS, MEMBERS, 100 - 3 * MEMBERS]
+    assert [len(bucket) for bucket in divide([4] * 100)] == [
+        BUCKET_GRADIENTS,
+        BUCKET_GRADIENTS,
+        BUCKET_GRADIENTS,
+        100 - 3 * BUCKET_GRADIENTS,
+    ]
 
 
 def test_kinds_do_not_mix_and_each_has_its_own_open_bucket():

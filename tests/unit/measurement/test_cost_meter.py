@@ -27,7 +27,7 @@ def test_work_goes_by_the_rule_that_ranks_divide_by_and_not_by_what_this_one_has
 
 def test_the_unit_makes_the_work_of_all_ranks_their_samples_with_what_padding_costs():
     costs, padded = CostMeter(), CostRule(0.0, 0.0, 0.0, 0.25, 0.0)
-    costs.agree(padded, 0.0, 64.0)
+    costs.set_agreed_rule(padded, 0.0, 64.0)
     for _ in range(5):
-        costs.agree(padded, 20 * costs.work_of(FIGURES), 60.0)
+        costs.set_agreed_rule(padded, 20 * costs.work_of(FIGURES), 60.0)
     assert 20 * costs.work_of(FIGURES) == pytest.approx(60)

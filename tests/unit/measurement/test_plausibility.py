@@ -64,9 +64,9 @@ def test_a_rank_with_an_incredible_speed_keeps_its_share_and_the_log_says_so_onc
     assert {balancer.plan() for balancer in job.balancers} == {before}, "all ranks decide alike"
     said = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(said) == 1, "rank 0 says it, and not in every round"
-    assert "round 20: rank 1 says that it will do" in said[0].getMessage()
+    assert "round 20: rank 1 forecasts" in said[0].getMessage()
     assert job.rounds(3) == before
-    assert "rank 1 says of its speed is credible again" in caplog.records[-1].getMessage()
+    assert "rank 1 forecasts a credible speed again" in caplog.records[-1].getMessage()
 
 
 def test_ranks_without_a_measurement_yet_are_not_suspected(caplog):
@@ -133,7 +133,7 @@ def test_the_warning_names_the_bound_and_never_a_figure_that_it_keeps_to(caplog)
     plausibility(5, alone(60, 0.3, math.nan))
     plausibility(6, alone(60, 0.3, 200.0))
     plausibility(7, alone(60, 0.3, -1.0))
-    said = [record.getMessage() for record in caplog.records if "says that" in record.getMessage()]
+    said = [record.getMessage() for record in caplog.records if "it keeps" in record.getMessage()]
     assert "900 samples/s, more than 4 times the 200 that it has kept up; it keeps" in said[0]
     assert "-1 samples/s, which is no speed; it keeps" in said[1]
 

@@ -100,7 +100,7 @@ def record(path, case):
 @pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join(map(str, case.values())))
 def test_the_machines_come_out_as_they_were_put_in(case, tmp_path, monkeypatch):
     # Such a sum takes 1 % of some rounds of the first ones' 0.2 or 0.6 s.
-    monkeypatch.setattr(late_tables, "_COSTS_S", 0.01 if case["row"] > 1 else 0.0)
+    monkeypatch.setattr(late_tables, "_SUM_CPU_S", 0.01 if case["row"] > 1 else 0.0)
     cluster, run = record(tmp_path / "run.jsonl", case)
     found = report_of(run, "run").figures
     machines = replay(run)

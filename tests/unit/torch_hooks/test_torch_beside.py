@@ -51,7 +51,7 @@ class Indexed(Dataset):
 
 @pytest.fixture(autouse=True)
 def each_round_a_table(monkeypatch):
-    monkeypatch.setattr(late_tables, "_COSTS_S", 0.0)
+    monkeypatch.setattr(late_tables, "_SUM_CPU_S", 0.0)
 
 
 def data():
@@ -223,7 +223,7 @@ def test_batches_of_a_user_s_own_follow_plans_that_change():
 
 
 def test_a_weight_told_to_scale_counts_where_a_table_tells_of_several_rounds(monkeypatch):
-    monkeypatch.setattr(late_tables, "_COSTS_S", 1.5e-3)  # steps of a millisecond pay for few
+    monkeypatch.setattr(late_tables, "_SUM_CPU_S", 1.5e-3)  # steps of a millisecond pay for few
 
     def case(rank):
         balance, model = LoadBalance(Unequal(), global_batch=8), line()
@@ -542,7 +542,7 @@ def timed(top=lambda rounds, clock: None, rounds=12, leaves=lambda i: False, pol
 @pytest.mark.parametrize("queued", [False, True])
 @pytest.mark.parametrize("costs_s", [0.0, 4e-3])
 def test_an_evaluation_at_the_top_of_the_body_is_no_work_on_the_batch(monkeypatch, costs_s, queued):
-    monkeypatch.setattr(late_tables, "_COSTS_S", costs_s)
+    monkeypatch.setattr(late_tables, "_SUM_CPU_S", costs_s)
 
     def evaluates(rounds, clock):
         if rounds in (4, 9):
@@ -572,7 +572,7 @@ def test_what_comes_with_every_batch_is_work_on_it():
 @pytest.mark.usefixtures("data_at_once")
 @pytest.mark.parametrize("costs_s", [0.0, 4e-3])
 def test_the_update_comes_once_a_round(monkeypatch, costs_s):
-    monkeypatch.setattr(late_tables, "_COSTS_S", costs_s)
+    monkeypatch.setattr(late_tables, "_SUM_CPU_S", costs_s)
     for tables in run_on_threads(lambda rank: timed()[0], 2):
         for _, figures in tables:
             assert (figures["once_s"] - figures["input_s"]).tolist() == pytest.approx([0.002] * 2)
@@ -581,7 +581,7 @@ def test_the_update_comes_once_a_round(monkeypatch, costs_s):
 @pytest.mark.usefixtures("data_at_once")
 @pytest.mark.parametrize("queued", [False, True])
 def test_a_batch_that_is_left_unused_takes_no_finished_round_along(monkeypatch, queued):
-    monkeypatch.setattr(late_tables, "_COSTS_S", 5e-3)  # a table for five rounds
+    monkeypatch.setattr(late_tables, "_SUM_CPU_S", 5e-3)  # a table for five rounds
 
     def case(rank):
         return timed(leaves=lambda i: i == 3, epochs=6, policy="bsp", queued=queued)[0]
@@ -595,7 +595,7 @@ def test_a_batch_that_is_left_unused_takes_no_finished_round_along(monkeypatch, 
 
 @pytest.mark.parametrize("ends", ["epoch", "stop_at", "state", "close"])
 def test_the_last_rounds_are_compared_where_all_ranks_come_to_an_end(monkeypatch, ends):
-    monkeypatch.setattr(late_tables, "_COSTS_S", 1.0)  # a table for 64 rounds
+    monkeypatch.setattr(late_tables, "_SUM_CPU_S", 1.0)  # a table for 64 rounds
 
     def case(rank):
         balance, model, _, loader = begun(stop_at=4 if ends == "stop_at" else None)
@@ -624,7 +624,7 @@ def test_what_is_found_as_a_loop_is_left_is_raised_later(caplog):
 
 def test_a_rank_that_does_not_come_to_close_is_not_waited_for(monkeypatch, caplog):
     monkeypatch.setattr(comparison, "_CLOSE_WAITS_S", 0.05)
-    monkeypatch.setattr(late_tables, "_COSTS_S", 1.0)
+    monkeypatch.setattr(late_tables, "_SUM_CPU_S", 1.0)
 
     def case(rank):
         balance, model, _, loader = begun()
@@ -637,7 +637,7 @@ def test_a_rank_that_does_not_come_to_close_is_not_waited_for(monkeypatch, caplo
 
 
 def test_close_says_what_was_not_compared_where_the_ranks_have_parted(monkeypatch, caplog):
-    monkeypatch.setattr(late_tables, "_COSTS_S", 1.0)  # so that rounds are left to tell of
+    monkeypatch.setattr(late_tables, "_SUM_CPU_S", 1.0)  # so that rounds are left to tell of
     apart, starts = set(), threads.TorchThreadWire.start_sum
 
     def parted(wire, tensor, name):

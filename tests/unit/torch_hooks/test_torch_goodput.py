@@ -40,7 +40,7 @@ def changing(**options):
 
 @pytest.fixture(autouse=True)
 def every_round(monkeypatch):
-    monkeypatch.setattr("hvd_hetero.policies.goodput._EVERY", 1)
+    monkeypatch.setattr("hvd_hetero.policies.goodput._ROUNDS_PER_DECISION", 1)
     monkeypatch.setattr("hvd_hetero.measurement.gradient_noise._INTERVAL_IF_SHOWN", 1)
 
 

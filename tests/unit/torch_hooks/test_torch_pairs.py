@@ -22,7 +22,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "combinations.md"
 
 @pytest.fixture(autouse=True)
 def each_round_a_table(monkeypatch):
-    monkeypatch.setattr(late_tables, "_COSTS_S", 0.0)
+    monkeypatch.setattr(late_tables, "_SUM_CPU_S", 0.0)
     pairs.prepare()
 
 
