@@ -11,9 +11,11 @@ from torch.utils.data import Dataset, IterableDataset
 from hvd_hetero.bounds import Said, bounds_of_ranks, require_same_bounds
 from hvd_hetero.checks import integer
 from hvd_hetero.data.cutter import Cutter
+from hvd_hetero.data.permutation import SharedPermutation
 from hvd_hetero.data.sample_costs import NO_COSTS, CostOf, SampleCosts
 from torch_hooks.data.contents import require_alike
 from torch_hooks.data.counting import Collate, Weights
+from torch_hooks.data.late_costs import CostsAhead, SeededSamples
 from torch_hooks.data.micro_batches import MicroBatches
 from torch_hooks.data.orders import order_of
 from torch_hooks.data.streams import ReadSamples
@@ -89,9 +91,11 @@ class BalancedLoader:
         cannot be read. The loop's body does not run for a batch of weight 0; it does beside a reducer of your own,
         where all batches of a round are read before its first one is used.
     cost_of
-        What a sample costs, if samples cost unequally much: a number for each, or a function of a sample's index (of a
-        stream: of a sample), such as its length. A round's samples are then divided by what they cost instead of by
-        number. How time depends on these numbers is measured. For "lb-bsp", "bsp" and ``StaticAllocation``.
+        What a sample costs, if samples cost unequally much, such as its length: a number for each, or a function of
+        what the dataset returns, ``lambda sample: len(sample["input_ids"])``. A round's samples are then divided by
+        what they cost instead of by number. How time depends on these numbers is measured. For a function each sample
+        is read twice, some rounds ahead and to train on it, with the same random numbers (``docs/costs.md``). For
+        "lb-bsp", "bsp" and ``StaticAllocation``.
     max_micro_batch_cost
         The number of a micro-batch's samples times the greatest ``cost_of`` among them that memory allows: for all
         ranks, a list with one for each, or a dict by the names of devices. A rank's share is cut into as many
@@ -141,6 +145,9 @@ class BalancedLoader:
             "prefetch_factor": prefetch_factor,
             "worker_init_fn": EndsWithRank(loader_options.get("worker_init_fn")),
         }
+        reads_ahead = callable(cost_of) and not self._streams
+        if reads_ahead and num_workers > 0:  # each round is a batch and a list of costs
+            loader_options["prefetch_factor"] = 2 * (prefetch_factor or 2)
         if self._streams:  # worker processes read samples, and batches are made here
             of_batches = {name: loader_options.pop(name) for name in _OF_BATCHES if name in loader_options}
         else:
@@ -173,7 +180,9 @@ class BalancedLoader:
             size = None if self._streams else len(dataset)  # type: ignore[arg-type]  # maps have a length
             fit = session.balancer.meter.learner.enable_costs()
             largest = bounds_of_ranks("max_micro_batch_cost", max_micro_batch_cost, workers, session.devices)
-            order.costs = SampleCosts.of(cost_of, session.policy, fit, size, largest, shared=stream != "shard")
+            order.costs = SampleCosts.of(
+                cost_of, session.policy, fit, size, largest, shared=stream != "shard", late=reads_ahead
+            )
         elif max_micro_batch_cost is not None:
             raise ValueError(NO_COSTS)
         self._cutter = Cutter(order, session.balancer.planner, session.balancer.rank, drop_last=drop_last)
@@ -183,12 +192,17 @@ class BalancedLoader:
         self._compares = check_data and not self._streams
         self._rounds_per_epoch = rounds_per_epoch
         self._weigh = Weights(weight_of)
+        ahead = None
+        if callable(cost_of) and isinstance(order, SharedPermutation):
+            most, slots = global_batch if adapts is None else adapts.most, 2 * num_workers * (prefetch_factor or 2)
+            ahead, dataset = CostsAhead(session, order, most, slots), SeededSamples(dataset, cost_of, seed)
         self._micro_batches = MicroBatches(
             session,
             self._cutter,
             ReadSamples() if self._streams else dataset,
             Collate(collate_fn, counted=weight_of is not None),
             self._weigh,
+            ahead,
             **of_batches,
         )
 

@@ -104,6 +104,10 @@ class SharedPermutation(SampleOrder):
         self._put_back(self._next)
         return (self._stops[0] if self._stops else len(self._order)) - self.cursor
 
+    def window(self, begin: int, end: int) -> npt.NDArray[np.int64]:
+        """Return the samples at these places of the epoch, for what looks ahead of the cursor."""
+        return self._order[begin:end].copy()
+
     def holds(self, samples: int) -> bool:
         """Return whether a round can take so many samples of this epoch.
 

@@ -30,7 +30,7 @@ from hvd_hetero.policies.policy import Policy
 from hvd_hetero.rounds import LENGTHS, NO_SAMPLES, CostRule, RoundPlan, SampleFigures
 
 CostOf: TypeAlias = "Callable[[Any], float] | npt.ArrayLike"
-"""A number for each sample, or a function of a sample's index, or of a sample of a stream."""
+"""A number for each sample, or a function of a sample; in Keras, of the index of a sample in arrays."""
 
 # From the plan's shares to those in proportion to the bounds.
 _WAY = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -54,11 +54,19 @@ class SampleCosts:
     """What samples cost. ``size``: the samples of the dataset; None: a stream.
 
     ``largest``: the number of a micro-batch's samples times its greatest length, one number or one for each rank; None:
-    any. ``minimum``: the samples of each rank that has some, while there are enough.
+    any. ``minimum``: the samples of each rank that has some, while there are enough. ``late``: costs are noted as
+    samples are read.
     """
 
     def __init__(
-        self, cost_of: CostOf, fit: CostMeter, size: int | None, largest: Any = None, minimum: int = 1
+        self,
+        cost_of: CostOf,
+        fit: CostMeter,
+        size: int | None,
+        largest: Any = None,
+        minimum: int = 1,
+        *,
+        late: bool = False,
     ) -> None:
         self._minimum = minimum
         self.rule: CostRule = LENGTHS
@@ -66,7 +74,12 @@ class SampleCosts:
         self._fit = fit
         self._of: Callable[[Any], float] | None = None
         self._lengths = np.zeros(0)
-        if callable(cost_of):
+        self.receive: Callable[[], None] | None = None
+        """If costs are noted late, a function that waits until more of them are."""
+        if late:
+            assert size is not None, "a stream has no indices"
+            self._lengths = np.full(size, np.nan)
+        elif callable(cost_of):
             self._of = cost_of
         else:
             self._lengths = _whole(cost_of, size)
@@ -74,12 +87,20 @@ class SampleCosts:
         self._largest = float(self._bounds.min())
         self.exactly = False
         """True: no more micro-batches than are asked for."""
-        if len(self._lengths):
+        if len(self._lengths) and not late:
             self._require_fits(float(self._lengths.max()), f"index {self._lengths.argmax()}")
 
     @classmethod
     def of(
-        cls, cost_of: CostOf, policy: Policy, fit: CostMeter, size: int | None, largest: Any, *, shared: bool
+        cls,
+        cost_of: CostOf,
+        policy: Policy,
+        fit: CostMeter,
+        size: int | None,
+        largest: Any,
+        *,
+        shared: bool,
+        late: bool = False,
     ) -> SampleCosts:
         """Return the costs of samples, after checking that rounds can be divided by them.
 
@@ -105,12 +126,21 @@ class SampleCosts:
                 f"multiple_of must be 1 with cost_of, which divides by cost and not by number, got "
                 f"{policy.multiple_of}; leave it out"
             )
-        return cls(cost_of, fit, size, largest, policy.minimum)
+        return cls(cost_of, fit, size, largest, policy.minimum, late=late)
 
     @property
     def limited(self) -> bool:
         """Whether micro-batches have a limit."""
         return self._largest > 0.0
+
+    def forget(self) -> None:
+        """Forget what was noted late: samples may cost something else in another epoch."""
+        self._lengths[:] = np.nan
+
+    def note(self, indices: IntArray, lengths: FloatArray) -> None:
+        """Note what these samples cost, on all ranks alike."""
+        self._lengths[indices] = lengths
+        self._require_fits(float(lengths.max()), f"index {indices[lengths.argmax()]}")
 
     def share_out(self, plan: RoundPlan, rank: int, samples: Any, in_step: int = 0) -> SharedOut:
         """Return a rank's part of a round's samples.
@@ -199,19 +229,18 @@ class SampleCosts:
     def _lengths_of(self, samples: Any) -> FloatArray:
         """Return the lengths of samples, given by index or, of a stream, themselves."""
         if self._of is None:
-            return np.asarray(self._lengths[samples])
+            lengths = np.asarray(self._lengths[samples])
+            while self.receive is not None and np.isnan(lengths).any():
+                self.receive()
+                lengths = self._lengths[samples]
+            return lengths
         each = samples if isinstance(samples, list) else samples.tolist()
         return np.fromiter(map(self._length_of, each), np.float64, len(each))
 
     def _length_of(self, sample: Any) -> float:
         assert self._of is not None, "the caller has looked"
         which = f"index {sample}" if isinstance(sample, int) else "a sample of the stream"
-        try:
-            length = float(self._of(sample))
-        except Exception as error:
-            raise ValueError(f"cost_of failed for {which}, {type(error).__name__}: {error}; {_WAY_OUT}") from error
-        if not 0.0 <= length <= _LARGEST_COST:
-            raise ValueError(f"cost_of must be {_IN_RANGE}, got {length} for {which}; {_WAY_OUT}")
+        length = cost_from(self._of, sample, which)
         self._require_fits(length, which)
         return length
 
@@ -221,6 +250,17 @@ class SampleCosts:
                 f"max_micro_batch_cost must be at least the cost of every sample, got {self._largest:g}, and {which} "
                 f"costs {length:g}; raise it, or leave that sample out or cut it"
             )
+
+
+def cost_from(cost_of: Callable[[Any], float], sample: Any, which: str) -> float:
+    """Return what a user's function says that a sample costs, checked."""
+    try:
+        length = float(cost_of(sample))
+    except Exception as error:
+        raise ValueError(f"cost_of failed for {which}, {type(error).__name__}: {error}; {_WAY_OUT}") from error
+    if not 0.0 <= length <= _LARGEST_COST:
+        raise ValueError(f"cost_of must be {_IN_RANGE}, got {length} for {which}; {_WAY_OUT}")
+    return length
 
 
 def _positive(name: str, largest: float) -> float:

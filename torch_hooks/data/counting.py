@@ -11,6 +11,8 @@ from typing import Any
 
 from torch.utils.data import default_collate
 
+from torch_hooks.data.late_costs import PartCosts
+
 _GIVE_WEIGHT_OF = (
     "give BalancedLoader weight_of=…, a function that returns what the mean loss of a batch is over, such as "
     "weight_of=lambda batch: len(batch[0])"
@@ -29,6 +31,8 @@ class Collate:
         """Return one batch of the samples."""
         if not len(samples):
             return None
+        if isinstance(samples[0], PartCosts):
+            return samples[0]
         # The result does not show how many samples were left out: the first dimension of its tensors is their number in
         # most, the number of rows in sequence packing, time in others. So the user has to say (weight_of).
         if self._checks and (missing := sum(sample is None for sample in samples)):

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 from hvd_hetero.data.cutter import Cutter, Parts
 from hvd_hetero.rounds import MicroBatch
 from torch_hooks.data.counting import Collate, Weights
+from torch_hooks.data.late_costs import CostsAhead, PartCosts
 from torch_hooks.session import TorchSession
 
 
@@ -27,6 +28,7 @@ class MicroBatches:
         dataset: Dataset[Any],
         collate: Collate,
         weigh: Weights,
+        ahead: CostsAhead | None,
         **options: Any,
     ) -> None:
         self.before_round: Callable[[], None] | None = None
@@ -46,6 +48,7 @@ class MicroBatches:
         self._dataset = dataset
         self._collate = collate
         self._weigh = weigh
+        self._ahead = ahead
         self._pending: deque[tuple[MicroBatch, list[Any]]] = deque()
         self._due: int | None = None  # the round of this loader that is finished next
         self._loader: DataLoader[Any] = DataLoader(
@@ -56,7 +59,9 @@ class MicroBatches:
         """Yield batches until the cutter has no more, and return True; or until it stops, between two rounds."""
         session = self._session
         self._pending.clear()
-        batches = self._by_rounds(iter(self._loader)) if self.reads_rounds else iter(self._loader)
+        batches = self._to_train_on(iter(self._loader))
+        if self.reads_rounds:
+            batches = self._by_rounds(batches)
         self._due = session.balancer.rounds
         closed = self._note_closed  # a new object, which says whose the round is
         skipped_s = 0.0
@@ -143,6 +148,15 @@ class MicroBatches:
         self.note_finished()
         return self.cutter.state_dict()
 
+    def _to_train_on(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Yield batches, and note the costs of samples ahead that come between them."""
+        for batch in batches:
+            if isinstance(batch, PartCosts):
+                assert self._ahead is not None, "it has asked"
+                self._ahead.note(batch)
+            else:
+                yield batch
+
     def _by_rounds(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Yield batches as they come, after all of their round are read."""
         for batch in batches:
@@ -197,10 +211,16 @@ class MicroBatches:
 
         Runs in the main process, ahead of the training.
         """
+        if self._ahead is not None:
+            yield from self._ahead.begin()
         for work, part in self.cutter.micro_batches():
-            indices = part if isinstance(part, list) else part.tolist()
+            indices: list[Any] = part if isinstance(part, list) else part.tolist()
+            if self._ahead is not None:
+                indices = [(work.epoch, index) for index in indices]
             self._pending.append((work, indices))
             yield indices
+            if self._ahead is not None and work.last:
+                yield self._ahead.next(work.plan)
 
 
 class _SampleLists:

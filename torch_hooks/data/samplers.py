@@ -26,7 +26,7 @@ def drawn_by(sampler: Iterable[Any], seed: int, *, in_batches: bool) -> Callable
         if callable(set_epoch := getattr(sampler, "set_epoch", None)):
             set_epoch(epoch)
         # Samplers draw from their own generator, or from PyTorch's, Python's or NumPy's, so all of these are seeded.
-        with _seeded(int(np.random.SeedSequence([seed, epoch]).generate_state(1)[0]), _generators(sampler)):
+        with seeded([seed, epoch], _generators(sampler)):
             drawn = list(sampler)
         if in_batches:
             drawn = [index for batch in drawn for index in batch]
@@ -52,10 +52,12 @@ def _generators(sampler: Any) -> Iterator[torch.Generator]:
 
 
 @contextmanager
-def _seeded(seed: int, generators: Iterable[torch.Generator]) -> Iterator[None]:
+def seeded(numbers: list[int], generators: Iterable[torch.Generator] = ()) -> Iterator[None]:
+    """Seed what programs draw random numbers from on the CPU; afterwards all but ``generators`` is as it was."""
+    seed = int(np.random.SeedSequence(numbers).generate_state(1)[0])
     python, numpy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed accelerators, too
         random.seed(seed)
         np.random.seed(seed)
         for generator in generators:

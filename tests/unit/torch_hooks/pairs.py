@@ -47,6 +47,8 @@ REFUSED_SHARE = 0.1  # of the random cases with options that are refused togethe
 
 EARLY = ["non-blocking", "lb-non-blocking"]  # the first rank to be done ends a round
 APART = ["self-adaptive", "elastic-bsp", *EARLY]  # ranks do unequal numbers of micro-batches
+LATE = ["when read", "limited when read"]  # a function of what the dataset returns
+COSTS = ["lengths", "limited", *LATE]
 OPTIONS: dict[str, list[Any]] = {
     "reducer": ["own", "mean", "sum"],
     "policy": ["bsp", "shifting", "static", *APART],
@@ -56,7 +58,7 @@ OPTIONS: dict[str, list[Any]] = {
     "memory": [None, "learned"],
     "weight_of": [False, True, "in scale()"],
     "scales": [False, True],
-    "cost_of": [None, "lengths", "limited"],
+    "cost_of": [None, *COSTS],
     "norm": [None, "sync"],
     "global_batch": ["constant", "adapts"],
     "drop_last": [False, True],
@@ -111,8 +113,7 @@ REFUSED = [
         for policy in APART
         for name, value, said, remedy in (
             ("norm", "sync", "SyncBatchNorm", "use `GroupNorm`, or `\"lb-bsp\"`"),
-            ("cost_of", "lengths", "cost_of", 'use `"lb-bsp"` or `"bsp"`'),
-            ("cost_of", "limited", "cost_of", 'use `"lb-bsp"` or `"bsp"`'),
+            *(("cost_of", costs, "cost_of", 'use `"lb-bsp"` or `"bsp"`') for costs in COSTS),
             ("global_batch", "adapts", "Goodput(…)", 'use `"lb-bsp"` or `"bsp"`'),
         )
     ),
@@ -131,7 +132,7 @@ REFUSED = [
         for options, said, word in (
             *(({"max_micro_batch": bound}, "`max_micro_batch`", "max_micro_batch") for bound in BOUNDS),
             ({"micro_batches": 2}, "`micro_batches`", "micro_batches"),
-            ({"cost_of": "limited"}, "`max_micro_batch_cost`", "max_micro_batch_cost"),
+            *(({"cost_of": costs}, "`max_micro_batch_cost`", "max_micro_batch_cost") for costs in COSTS[1::2]),
             ({"policy": "static", "reducer": "own"}, "`StaticAllocation`", "static"),
             *(({"policy": policy}, f'`"{policy}"`', policy) for policy in ("self-adaptive", *EARLY)),
         )
@@ -149,7 +150,7 @@ REFUSED = [
             "use `max_micro_batch_cost`", ("max_micro_batch", "cost_of"),
         )
         for bound in BOUNDS
-        for costs in ("lengths", "limited")
+        for costs in COSTS
     ),
     Refusal(
         {"global_batch": "adapts", "models": 2, "reducer": "own"}, "`Goodput(…)`", "`balance.also()`",
@@ -339,8 +340,9 @@ class Job:
             weights = data()[2]
             options["weight_of"] = lambda index: weights[index].sum()
         if case["cost_of"]:
-            options["cost_of"] = length
-        if case["cost_of"] == "limited":
+            late = case["cost_of"] in LATE or case["order"] == "stream"
+            options["cost_of"] = length if late else [length(i) for i in range(SAMPLES)]
+        if case["cost_of"] in COSTS[1::2]:
             options["max_micro_batch_cost"] = 11.0
         if case["micro_batches"]:
             options["micro_batches"] = case["micro_batches"]

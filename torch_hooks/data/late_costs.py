@@ -1,0 +1,138 @@
+"""Costs of samples that are known only when the dataset has returned them, as of a text that is cut into tokens.
+
+Each rank reads its part of the samples some rounds ahead and keeps what they cost. Every few rounds one sum over the
+ranks gives all of them all costs, and rounds are cut by these as if they had been known from the start::
+
+    lists for the DataLoader    costs ahead | … | costs ahead | round 0 | costs ahead | round 1 | costs ahead | …
+    what a rank gets back       costs, costs, …  ──▶ summed over the ranks ──▶ rounds are cut
+
+So a sample is read twice in the job: for its cost, and by the rank that trains on it. Both times it has random numbers
+that depend on the seed, the epoch and its index alone.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from hvd_hetero.checks import IntArray
+from hvd_hetero.communication.wire import Handle
+from hvd_hetero.data.permutation import SharedPermutation
+from hvd_hetero.data.sample_costs import cost_from
+from hvd_hetero.rounds import RoundPlan
+from torch_hooks.data.samplers import seeded
+from torch_hooks.session import TorchSession
+from torch_hooks.wires.choice import TorchWire
+
+# A sum takes 1.5 ms of a processor, whatever it holds: below 1 % of steps of 40 ms.
+_LISTS_PER_SUM = 4
+
+Key: TypeAlias = "tuple[int, int | list[int]]"
+"""An epoch, and the index of a sample to train on or the indices of those whose costs are asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartCosts:
+    """What the samples of one list cost, in its order."""
+
+    costs: list[float]
+
+
+class SeededSamples(Dataset[Any]):
+    """Samples, or what they cost, each read with random numbers of its own."""
+
+    def __init__(self, dataset: Any, cost_of: Callable[[Any], float], seed: int) -> None:
+        self._dataset, self._cost_of, self._seed = dataset, cost_of, seed
+
+    def __getitem__(self, key: Key) -> Any:
+        epoch, wanted = key
+        if isinstance(wanted, list):
+            return PartCosts([cost_from(self._cost_of, self._sample(epoch, i), f"index {i}") for i in wanted])
+        return self._sample(epoch, wanted)
+
+    def _sample(self, epoch: int, index: int) -> Any:
+        # Two ranks may read it, at other times and in other processes: an augmentation must come out alike.
+        with seeded([self._seed, epoch, index]):
+            return self._dataset[index]
+
+
+class CostsAhead:
+    """Asks for the costs of samples ahead, and receives those that other ranks have read.
+
+    ``most``: the samples of a round at most; ``slots``: how many lists the DataLoader takes before the first is done.
+    """
+
+    def __init__(self, session: TorchSession, order: SharedPermutation, most: int, slots: int) -> None:
+        assert order.costs is not None, "the loader has set it"
+        self._session, self._order, self._costs = session, order, order.costs
+        # Between asking and cutting lie the lists under way, those that wait for a sum, and those that it takes to
+        # travel unawaited; these hold the longer last round, too.
+        self._ahead = (slots + 2 * _LISTS_PER_SUM) * most
+        self._most = most
+        self._wire: TorchWire | None = None
+        self._until = self._end = 0
+        self._asked: deque[tuple[IntArray, int, bool]] = deque()
+        """For each list under way: the samples that all ranks read, where this rank's begin, and if they are the last.
+        """
+        self._read: list[tuple[IntArray, Any]] = []
+        """The samples of the next sum, and their costs as far as this rank has read them."""
+        self._under_way: tuple[Handle, torch.Tensor, IntArray] | None = None
+        self._costs.receive = self._receive
+
+    def begin(self) -> Iterator[list[Key]]:
+        """Yield the lists to read before the first round of an iteration is cut; a collective call."""
+        if self._wire is None:
+            self._wire = self._session.wire.line()
+        if self._under_way is not None:
+            with suppress(self._wire.failure):  # of an iteration that was left, maybe since ranks are gone
+                self._receive()
+        self._costs.forget()
+        self._asked.clear()
+        self._read.clear()
+        order, plan = self._order, self._session.balancer.plan()
+        self._until, self._end = order.cursor, order.cursor + order.remaining
+        for until in range(order.cursor + self._most, order.cursor + self._ahead + 1, self._most):
+            yield self._list(plan, until)
+
+    def next(self, plan: RoundPlan) -> list[Key]:
+        """Return the list to read after a round with this plan; exactly one a round, so a prefetch stays as deep."""
+        return self._list(plan, self._order.cursor + self._ahead)
+
+    def _list(self, plan: RoundPlan, until: int) -> list[Key]:
+        begin, self._until = self._until, max(self._until, min(until, self._end))
+        samples = self._order.window(begin, self._until)
+        rank = self._session.balancer.rank
+        start = len(samples) * plan.start(rank) // plan.total
+        stop = len(samples) * (plan.start(rank) + plan.samples[rank]) // plan.total
+        self._asked.append((samples, start, self._until == self._end))
+        return [(self._order.epoch, samples[start:stop].tolist())]
+
+    def note(self, part: PartCosts) -> None:
+        """Note what the oldest list under way has brought, on all ranks between the same micro-batches."""
+        samples, start, last = self._asked.popleft()
+        if len(samples):
+            costs = np.zeros(len(samples))
+            costs[start : start + len(part.costs)] = part.costs
+            self._read.append((samples, costs))
+        if self._read and (last or len(self._read) == _LISTS_PER_SUM):
+            if self._under_way is not None:
+                self._receive()
+            indices, total = (np.concatenate(each) for each in zip(*self._read, strict=True))
+            self._read.clear()
+            summed = torch.from_numpy(total)
+            assert self._wire is not None, "an iteration has begun"
+            self._under_way = self._wire.start_sum(summed, f"{self._session.prefix}.costs"), summed, indices
+
+    def _receive(self) -> None:
+        assert self._under_way is not None, "costs are asked for far enough ahead"
+        assert self._wire is not None, "an iteration has begun"
+        (handle, total, indices), self._under_way = self._under_way, None
+        self._wire.wait(handle)
+        self._costs.note(indices, total.numpy())
