@@ -98,8 +98,11 @@ def collated(samples: list[torch.Tensor], *, padded: bool) -> Batch:
 class Job:
     """What the ways to divide have in common: the texts, and how a rank trains on its batches."""
 
-    def __init__(self, *, padded: bool, global_batch: int = GLOBAL_BATCH) -> None:
+    def __init__(
+        self, *, padded: bool, global_batch: int = GLOBAL_BATCH, model: Callable[[], torch.nn.Module] = Reader
+    ) -> None:
         self.rank, self.ranks, self.global_batch = dist.get_rank(), dist.get_world_size(), global_batch
+        self._model = model
         self.lengths = log_normal(40 * global_batch, seed=1)
         generator = torch.Generator().manual_seed(2)
         self.texts = [torch.randint(WORDS, (length,), generator=generator) for length in self.lengths.tolist()]
@@ -137,7 +140,7 @@ class Job:
         self, batches: Iterator[Batch], scale: Callable[[torch.Tensor, int], torch.Tensor], busy_s: list[float]
     ) -> Iterator[None]:
         """Train a model; keep this rank's seconds of work: its data, forward, backward and update."""
-        model = DistributedDataParallel(Reader())
+        model = DistributedDataParallel(self._model())
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
         while True:
             began = time.perf_counter()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from hvd_hetero.policies import LBBSP
 NOISE = 0.02
 PER_RANK = 32  # texts of a round, on average
 FIRST = 40  # rounds in which speeds and costs are learnt
+_NOTED_AHEAD = 512  # samples whose costs are noted at once, where they are known late
 UPDATE_S, TRANSFER_S = 1e-3, 5e-3
 A_WORD_S = 2e-5  # at speed 1, of a text so short that its square does not count
 
@@ -35,6 +37,19 @@ def simulated(ranks: int, rounds: int, *, padded: bool) -> dict[str, list[Floats
         machines = Machines(ranks, padded=padded)
         work[name] = [machines.seconds([part[samples] for samples in rule(part, ranks)]) for part in parts]
     return work
+
+
+def known_and_late(rounds: int, seed: int, *, padded: bool) -> dict[str, list[Floats]]:
+    """Return the same for two ranks of speeds 1 and 1/2 whose costs are known before, or noted some rounds ahead."""
+    lengths = log_normal(2 * PER_RANK * (FIRST + rounds), seed)
+    jobs = {name: Job(lengths, 2, padded=padded, by_cost=True, late=name == "late") for name in ("known", "late")}
+    return {name: [job.round() for _ in range(FIRST + rounds)][FIRST:] for name, job in jobs.items()}
+
+
+def reading_s(lengths: Ints, *, padded: bool) -> float:
+    """Return the seconds that texts take as one micro-batch at speed 1."""
+    each = np.full(len(lengths), lengths.max(initial=0)) if padded else lengths
+    return float((6 * WIDTH * each + each**2).sum()) * A_WORD_S / (6 * WIDTH)
 
 
 def noise_alone(ranks: int, rounds: int) -> Floats:
@@ -58,16 +73,14 @@ class Machines:
 
     def seconds(self, lengths: list[Ints]) -> Floats:
         """Return the seconds that each rank takes for its texts, as one micro-batch."""
-        if self._padded:
-            lengths = [np.full(len(each), each.max(initial=0)) for each in lengths]
-        work = np.array([(6 * WIDTH * each + each**2).sum() for each in lengths]) * A_WORD_S / (6 * WIDTH)
+        work = np.array([reading_s(each, padded=self._padded) for each in lengths])
         return work / self._speeds * np.exp(self._noise.normal(0.0, NOISE, len(work)))
 
 
 class Job:
     """One training: a balancer and a cutter for each rank."""
 
-    def __init__(self, lengths: Ints, ranks: int, *, padded: bool, by_cost: bool = False) -> None:
+    def __init__(self, lengths: Ints, ranks: int, *, padded: bool, by_cost: bool = False, late: bool = False) -> None:
         self._lengths, self._now, self._machines = lengths, np.zeros(ranks), Machines(ranks, padded=padded)
         self.balancers = [
             Balancer(LBBSP(), rank, ranks, ranks * PER_RANK, clock=lambda rank=rank: float(self._now[rank]))
@@ -78,9 +91,15 @@ class Job:
             order = SharedPermutation(len(lengths))
             if by_cost:
                 fit = balancer.meter.learner.enable_costs()
-                order.costs = SampleCosts.of(lengths, balancer.policy, fit, len(lengths), None, shared=True)
+                order.costs = SampleCosts.of(lengths, balancer.policy, fit, len(lengths), None, shared=True, late=late)
+                if late:
+                    order.costs.receive = partial(self._note_ahead, order)
             self._cutters.append(Cutter(order, balancer.planner, balancer.rank))
             self._cutters[-1].begin()
+
+    def _note_ahead(self, order: SharedPermutation) -> None:
+        ahead = order.window(order.cursor - len(self._cutters) * PER_RANK, order.cursor + _NOTED_AHEAD)
+        order.costs.note(ahead, self._lengths[ahead])
 
     def round(self) -> Floats:
         """Do one round, and return each rank's seconds of work."""

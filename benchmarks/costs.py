@@ -23,6 +23,10 @@ were perfect.
 *own*: what the calls for costs and weights take in steps of about 50 ms of two equal real ranks, padded batches: of a
 rank's processor, and by the clock, which runs on while a rank waits for the sum of the weights.
 
+*late*: costs that are known before training, beside costs that a function of what the dataset returns tells
+(``late_costs.md``). Two real ranks at 1 : 1/2 sleep beside DDP for as long as their texts would take by the formulas
+above, in turns of one job; simulated ranks take eight other draws of lengths. The share is that of all rounds together.
+
 The other rules are for equal ranks, and are the benchmark's own code (``_cost_rules.py``).
 """
 
@@ -36,11 +40,13 @@ from typing import Any
 
 import numpy as np
 from _cost_rules import waiting
-from _costs_simulated import NOISE, noise_alone, simulated
+from _costs_simulated import NOISE, known_and_late, noise_alone, simulated
 from _report import error_of_median, write_result
 from rich.progress import Progress
 
-RANK, OWN_RANK = (Path(__file__).with_name(name) for name in ("_costs_rank.py", "_costs_own_rank.py"))
+RANK, OWN_RANK, LATE_RANK = (
+    Path(__file__).with_name(f"_{name}_rank.py") for name in ("costs", "costs_own", "late_costs")
+)
 SPEEDS = {"1 : 1": (1.0, 1.0), "1 : 1/2": (1.0, 2.0)}  # by how much each rank is slower
 BATCHES = ("padded", "packed")
 TARGET, OWN_TARGET = 0.05, 0.01
@@ -49,6 +55,12 @@ HEAD = [
     "|---|---|---|---:|---:|---:|---:|---|",
 ]
 OWN_HEAD = ["| call | processor, a round | clock, a round | processor, of a step |", "|---|---:|---:|---:|"]
+LATE_HEAD = [
+    "| texts | by number | costs known | late | late - known, points | error | below 5 % | within 2 points |",
+    "|---|---:|---:|---:|---:|---:|---|---|",
+]
+LATE_TARGET = 0.02
+SEEDS = 8
 Table = tuple[list[str], bool]
 """Lines, and whether targets are met."""
 
@@ -131,6 +143,48 @@ def own_rows(reports: list[dict[str, Any]]) -> Table:
     return [*rows, "", f"Steps of {1e3 * step_s:.0f} ms, {reports[0]['texts']} texts on two equal ranks. {said}"], met
 
 
+def share_waited(busy_s: Any) -> float:
+    """Return the share of all rounds' time that ranks wait."""
+    busy = np.asarray(busy_s, dtype=np.float64)
+    return float(1.0 - busy.mean(axis=1).sum() / busy.max(axis=1).sum())
+
+
+def late_row(texts: str, by_number: str, blocks: dict[str, list[Any]]) -> tuple[str, bool]:
+    """Return a row of the table of late costs, from blocks of rounds, and whether it meets the targets."""
+    known, late = ([share_waited(block) for block in blocks[name]] for name in ("known", "late"))
+    waits = [share_waited(np.concatenate(blocks[name])) for name in ("known", "late")]
+    error = 100 * error_of_median([b - a for a, b in zip(known, late, strict=True)], len(known))
+    apart = waits[1] - waits[0]
+    met = max(waits) < TARGET, abs(apart) < LATE_TARGET
+    said = " | ".join("met" if each else "**missed**" for each in met)
+    row = f"| {texts} | {by_number} | {waits[0]:.1%} | {waits[1]:.1%} | {100 * apart:+.2f} | {error:.2f} | {said} |"
+    return row, all(met)
+
+
+def late(options: argparse.Namespace, progress: Progress) -> Table:
+    """Compare late costs with known ones."""
+    rows, met = [*LATE_HEAD], True
+    for texts in BATCHES:
+        task = progress.add_task(f"2 real, late, {texts}", total=options.cycles)
+        arguments = ["--batches", texts, "--factors", *SPEEDS["1 : 1/2"], "--cycles", options.cycles]
+        reports = launched(LATE_RANK, arguments, task, progress)
+        busy_s = {name: np.transpose([each["busy_s"][name] for each in reports]) for name in reports[0]["busy_s"]}
+        blocks = {name: np.split(each, options.cycles) for name, each in busy_s.items()}
+        row, good = late_row(f"{texts}, 2 real", f"{share_waited(busy_s['number']):.1%}", blocks)
+        rows.append(row)
+        met &= good
+    for texts in BATCHES:
+        task = progress.add_task(f"2 simulated, late, {texts}", total=SEEDS)
+        found = []
+        for seed in range(SEEDS):
+            found.append(known_and_late(options.rounds, seed, padded=texts == "padded"))
+            progress.advance(task)
+        row, good = late_row(f"{texts}, 2 simulated", "", {name: [each[name] for each in found] for name in found[0]})
+        rows.append(row)
+        met &= good
+    return rows, met
+
+
 def launched(script: Path, arguments: list[Any], task: Any, progress: Progress) -> list[dict[str, Any]]:
     """Run two ranks, and return what each reports."""
     from hvd_hetero.testing import KEEP_MEMORY, launch, torchrun
@@ -143,13 +197,13 @@ def launched(script: Path, arguments: list[Any], task: Any, progress: Progress) 
 
 
 PARTS: dict[str, Callable[[argparse.Namespace, Progress], Table]] = {
-    "real": real, "simulated": simulations, "own": own,
+    "real": real, "simulated": simulations, "own": own, "late": late,
 }  # fmt: skip
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=[*PARTS], help="some of the parts")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=[*PARTS][:3], help="some of the parts")
     parser.add_argument("--cycles", type=int, default=12, help="turns of each way to divide; 2 or more")
     parser.add_argument("--rounds", type=int, default=60, help="rounds that count, simulated or for *own*")
     parser.add_argument("--write", action="store_true", help="store the tables in benchmarks/results")
@@ -164,7 +218,7 @@ def main() -> int:
             lines += ["", *found]
             met &= good
     if options.write:
-        write_result("costs", "\n".join(lines))
+        write_result("late_costs" if options.only == ["late"] else "costs", "\n".join(lines))
     return 0 if met else 1
 
 

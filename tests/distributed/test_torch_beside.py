@@ -180,6 +180,17 @@ def test_a_training_with_horovods_own_optimizer_goes_on_where_it_was_committed(r
 
 
 @two
+def test_costs_that_are_drawn_with_the_samples_divide_rounds_exactly(ranks):
+    by_workers, alone = (ranks[0][f"ddp: drawn{how}"] for how in (", 2 workers", ""))
+    for outcome in (by_workers, alone):
+        assert outcome["apart"] <= 1e-9
+        assert outcome["once"] == [[epoch, index] for epoch in range(2) for index in range(98)]
+    assert by_workers["drawn"] == alone["drawn"], "whichever rank, and whichever process, reads a sample"
+    numbers = by_workers["drawn"].values()
+    assert len(set(numbers)) == len(numbers)
+
+
+@two
 def test_a_sharded_model_does_not_go_into_one_file(ranks):
     for rank in ranks:
         assert re.match("ValueError: model is sharded.*torch.distributed.checkpoint", rank["fsdp: saved"])

@@ -89,7 +89,7 @@ class CostsAhead:
     def begin(self) -> Iterator[list[Key]]:
         """Yield the lists to read before the first round of an iteration is cut; a collective call."""
         if self._wire is None:
-            self._wire = self._session.wire.line()
+            self._wire = self._session.wire.new_group()
         if self._under_way is not None:
             with suppress(self._wire.failure):  # of an iteration that was left, maybe since ranks are gone
                 self._receive()

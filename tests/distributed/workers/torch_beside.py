@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import random
 import re
 import time
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 from torch_common import refusal
 
 from hvd_hetero import late_tables
-from hvd_hetero.policies import LBBSP, Goodput, Policy, StaticAllocation, goodput
+from hvd_hetero.policies import BSP, LBBSP, Goodput, Policy, StaticAllocation, goodput
 from hvd_hetero.policies.policy import checked_micro_batch
 from hvd_hetero.rounds import FinishedRound, RoundPlan
 from hvd_hetero.session import balancer_of
@@ -584,6 +585,60 @@ def interrupted(how: str, keep: str) -> dict[str, Any]:
     return {"began": began, "apart": float((go_on(model, optimizer, balance, loader, 20) - whole).abs().max())}
 
 
+class Augmented(Indexed):
+    """Samples with a number that is drawn when they are read, by which they are multiplied."""
+
+    def __getitem__(self, i: int) -> tuple[int, float]:
+        return i, 1.0 + random.random() + np.random.random() + float(torch.rand(()))
+
+
+def by_what_is_drawn(policy: Callable[[], Policy], num_workers: int, resumes: int) -> dict[str, Any] | None:
+    """Divide by costs that are drawn as samples are read, and compare with one process that reads none."""
+    late_tables._COSTS_S = 0.0
+    case, rounds = Case("adamw", policy), 2 * -(-SAMPLES // GLOBAL_BATCH)
+    net, (x, y) = made(case), data()
+    model = DistributedDataParallel(net)
+    optimizer = OPTIMIZERS[case.optimizer](net.parameters())
+    seen: list[tuple[int, int, int, float]] = []
+    state: list[Any] = []
+    for stop_at in (resumes, rounds):
+        balance = LoadBalance(policy(), global_batch=GLOBAL_BATCH)
+        loader = BalancedLoader(
+            Augmented(), balance, shuffle=True, seed=5, stop_at=stop_at, num_workers=num_workers,
+            cost_of=lambda sample: 10.0 * sample[1] - 9.0,
+        )  # fmt: skip
+        if state:
+            balance.load_state_dict(state[0])
+            loader.load_state_dict(state[1])
+        while balance.rounds < stop_at:
+            for index, drawn in loader:
+                seen += zip(
+                    itertools.repeat(balance.rounds), itertools.repeat(loader.epoch - 1), index.tolist(),
+                    drawn.tolist(), strict=False,
+                )  # fmt: skip
+                optimizer.zero_grad()
+                balance.scale(functional.mse_loss(model(x[index] * drawn[:, None]), y[index])).backward()
+                optimizer.step()
+        state = [balance.state_dict(), loader.state_dict()]
+        balance.close()
+    mine = flat(net)
+    everywhere = list(itertools.chain(*hvd.allgather_object(seen, name="drawn")))
+    if hvd.rank():
+        return None
+    net = made(case)
+    optimizer = OPTIMIZERS[case.optimizer](net.parameters())
+    for number in range(rounds):
+        _, _, index, drawn = map(list, zip(*(of for of in everywhere if of[0] == number), strict=True))
+        optimizer.zero_grad()
+        functional.mse_loss(net(x[index] * torch.tensor(drawn, dtype=x.dtype)[:, None]), y[index]).backward()
+        optimizer.step()
+    return {
+        "apart": float((flat(net) - mine).abs().max()),
+        "once": sorted((epoch, index) for _, epoch, index, _ in everywhere),
+        "drawn": {f"{epoch}, {index}": number for _, epoch, index, number in everywhere},
+    }
+
+
 def sharded_in_one_file() -> str:
     net = made(Case())
     model = wrapped(Case(), net, "fsdp")
@@ -717,6 +772,8 @@ def cases() -> dict[str, Callable[[], Any]]:
     made |= {
         "fsdp: saved": sharded_in_one_file,
         "fsdp, checkpointed: own time": lambda: own_time("fsdp", Checkpointed),
+        "ddp: drawn, 2 workers": lambda: by_what_is_drawn(Shifting, 2, 11),
+        "ddp: drawn": lambda: by_what_is_drawn(BSP, 0, 4),
         "ddp: saved": lambda: interrupted("ddp", "saved"),
         "horovod: committed": lambda: interrupted("horovod", "committed"),
     }

@@ -1,0 +1,67 @@
+"""One rank of ``costs.py --only late``, which sleeps as long as its texts would take."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from functools import partial
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from _alternating import forget_training, in_turns
+from _costs_rank import CLASSES, FIRST, TICK, TURN, Job, join_job
+from _costs_simulated import reading_s
+
+from hvd_hetero.testing import report
+
+
+class Sleeper(torch.nn.Module):
+    """Sleeps in the place of a transformer that is ``factor`` times slower than at speed 1."""
+
+    def __init__(self, factor: float, *, padded: bool) -> None:
+        super().__init__()
+        self.head = torch.nn.Linear(1, CLASSES)
+        self._factor, self._padded = factor, padded
+
+    def forward(self, words: torch.Tensor, lengths: list[int]) -> torch.Tensor:
+        """Return numbers for each class."""
+        time.sleep(self._factor * reading_s(np.array(lengths), padded=self._padded))
+        return self.head(torch.ones(len(lengths), 1))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--batches", choices=("padded", "packed"), required=True)
+    parser.add_argument("--factors", type=float, nargs="+", required=True)
+    parser.add_argument("--cycles", type=int, required=True)
+    options = parser.parse_args()
+    padded = options.batches == "padded"
+    join_job()
+    job = Job(padded=padded, model=partial(Sleeper, options.factors[dist.get_rank()], padded=padded))
+    busy_s: dict[str, list[float]] = {}
+    schemes = {
+        name: job.balanced(name, busy_s.setdefault(name, []), cost_of=cost_of)
+        for name, cost_of in {"number": None, "known": job.lengths, "late": len}.items()
+    }
+    for rounds in schemes.values():
+        for _ in range(FIRST):  # of all alike, so that all stay at the same samples
+            next(rounds)
+        forget_training()
+
+    def between() -> None:
+        forget_training()
+        dist.barrier()
+
+    def tick() -> None:
+        if dist.get_rank() == 0:
+            print(TICK, flush=True)
+
+    seconds = in_turns(schemes, options.cycles, TURN, between, tick)
+    counted = options.cycles * TURN
+    report({"seconds": seconds, "busy_s": {name: each[-counted:] for name, each in busy_s.items()}})
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
