@@ -136,7 +136,7 @@ class Balancer:
         self._state = _State.AGREED
         self._work = MicroBatch(self.plan(), 0)
         self._wait_s = (math.nan, math.nan)
-        """Of the last round: this rank's wait, and the transfer in it."""
+        """Seconds of the last round: this rank's wait, and the transfer in it."""
         self._agreed_at = clock()
         self._table: RoundTable | None = None
         self._reset_round()
@@ -207,7 +207,7 @@ class Balancer:
 
     @property
     def accumulating(self) -> bool:
-        """True while the gradient of an earlier micro-batch of this round waits to be added to."""
+        """True while the gradient of an earlier micro-batch of this round is kept, for the next one to be added."""
         return self.meter.round.micro_batches > 0 and self._state in (_State.PAUSED, _State.COMPUTING)
 
     @property
@@ -347,8 +347,8 @@ class Balancer:
     def waiting(self) -> tuple[float, float]:
         """Do deferred work while the table travels; return the expected seconds of the wait, and of the transfer in it.
 
-        Both are the last round's: the rank's own wait, and the shortest wait of any rank, since the last to come waits
-        only for the transfer. NaN if there was no such round; the transfer is NaN, too, if layers waited in it.
+        Both are the last round's: the rank's own wait, and the shortest wait of any rank, who came last and waited for
+        the transfer alone. NaN if there was no such round; the transfer is NaN, too, if layers waited in it.
         """
         self._expect(_State.SYNCHRONISING)
         self.meter.do_deferred_work()

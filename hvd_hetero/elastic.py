@@ -6,9 +6,9 @@ Three kinds of knowledge, and each lives where it can survive:
     own       a rank's predictor, and what fits its memory: bound to the process and its machine, whatever its rank
     place     in the data; only the data side reads it (``state_dict`` of the order)
 
-If the very same ranks have come back, all goes on as it was committed. Otherwise the allocation is negotiated again,
-before the first round: each rank sends the speed that it expects, and the policy divides by the speeds that are known
-(``Policy.renegotiate``). A newcomer knows nothing about itself yet, and begins with a fresh predictor.
+If the very same ranks have come back, all goes on as it was committed. Otherwise the samples are divided anew, before
+the first round. Each rank sends the speed that it expects, and the policy divides by the speeds that are known
+(``Policy.renegotiate``). A rank that joins knows nothing about itself yet, and begins with a new predictor.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class MembershipState:
 
     def __init__(self) -> None:
         self.common: dict[str, Any] | None = None
-        """What all ranks have committed alike; None before the first commit."""
+        """The part of the commit that is the same on all ranks; None before the first commit."""
         self.place: Mapping[str, Any] | None = None
         """The place in the data."""
         self.mixes = False
-        """True: each rank has its own model (D-PSGD, MATCHA). Their mean is what the ranks learnt together."""
+        """Whether each rank has its own model (D-PSGD, MATCHA). Their mean is the result of the training."""
         self.resets = 0
         """How often the membership has changed."""
         self.rates_for: int | None = None
@@ -67,7 +67,7 @@ class MembershipState:
 
     @property
     def has_taken_part(self) -> bool:
-        """True if this rank has committed anything; a newcomer has not."""
+        """True if this rank has committed anything; one that has just joined has not."""
         return self.own is not None
 
     def capture(self, balancer: Balancer, place: Mapping[str, Any] | None = None, *, mixes: bool = False) -> None:
@@ -181,7 +181,7 @@ class Member:
 
     @property
     def hosts_have_changed(self) -> bool:
-        """True if this rank has heard that hosts came or went; the next commit lets all ranks know."""
+        """True if Horovod has notified this rank of hosts that came or went; the next commit raises on all ranks."""
         return not self._host_messages.empty()
 
     def commit(self) -> None:

@@ -20,15 +20,15 @@ class Figure(NamedTuple):
     """Numbers that an attribute holds, and what they must be besides finite."""
 
     name: str
-    """Of the attribute; without a leading underscore, the key."""
+    """Name of the attribute; without its leading underscore, the key in the state."""
     least: float = 0.0
     most: float = math.inf
     positive: bool = False
     whole: bool = False
     unknown: float | None = None
-    """What the attribute holds in place of a number of at least 0 that is not known: NaN or infinity; None: nothing."""
+    """NaN or infinity, by which the attribute says that a number >= 0 is not known; None: all are known."""
     any_length: bool = False
-    """True: any number of numbers, in a list."""
+    """Whether a list may have another length than now."""
 
     @property
     def key(self) -> str:

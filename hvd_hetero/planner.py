@@ -54,7 +54,7 @@ class Planner(Kept):
             said = policy.max_micro_batch = bounds_of_ranks("max_micro_batch", said, workers, devices)  # type: ignore[attr-defined]
         self.room = Room(bounds_array(said, workers))
         self.goodput: Goodput | None = None
-        """What adapts the global batch; None: it stays."""
+        """The policy of the global batch, where that adapts; None: it stays."""
         self.rate_factor = 1.0
         """The factor of the learning rate in the update of the round that was agreed."""
         if not isinstance(global_batch, int | np.integer):
@@ -125,12 +125,12 @@ class Planner(Kept):
 
     @property
     def keeps_total(self) -> bool:
-        """True if all rounds have as many samples, but for the last of an epoch."""
+        """True if all rounds have the same number of samples, but for the last of an epoch."""
         return self.policy.keeps_total and self.goodput is None
 
     @property
     def progress(self) -> float:
-        """Updates, each as many as it is worth of one with the first global batch."""
+        """Updates, each counted as the updates with the first global batch that it is worth."""
         return float(self.rounds) if self.goodput is None else self.goodput.progress
 
     def note_epoch(self, samples: int | None) -> None:

@@ -7,8 +7,8 @@ A **round** is everything between two synchronisations. Let ``n`` be the number 
     table     the n × K rows of all ranks
 
 The table needs no separate collective. Rank i writes its row into an otherwise zero vector of n·K numbers, and the
-vector is summed over the ranks together with the gradients: x + 0 = x holds exactly in floating point, in whatever
-order the sum is taken, so every rank ends up with the same bits. What travels is float32 at the least, which holds
+vector is summed over the ranks together with the gradients. Since x + 0 = x holds exactly in floating point, every rank
+ends up with the same bits, in whatever order the sum is taken. What travels is float32 at the least, which holds
 integers exactly up to 2^24; a global batch, or a superstep, that could be larger is refused at construction.
 
 A plan holds samples per rank rather than samples per micro-batch, so that any total can be met exactly; the
@@ -49,7 +49,7 @@ class RoundPlan:
     """"all": the round ends when every rank has done its micro-batches. "first": it ends when one rank has. The others
     stop after their current micro-batch, and what they leave undone returns to the queue."""
     local: bool = False
-    """True: each rank updates its own parameters after every micro-batch, and the round averages the parameters."""
+    """Whether each rank updates its own parameters after every micro-batch; then the round averages the parameters."""
     total: int = field(init=False, repr=False, compare=False)
     """Samples of the round over all ranks."""
     shares: npt.NDArray[np.int64] = field(init=False, repr=False, compare=False)
@@ -261,7 +261,7 @@ NO_SAMPLES = SampleFigures()
 
 
 class CostRule(NamedTuple):
-    """What samples cost by their lengths L: number + length L + square L², and what filling them up costs."""
+    """What a sample of length L costs: number + length L + square L², and what padding to it costs."""
 
     number: float
     length: float
@@ -298,13 +298,13 @@ LENGTHS = CostRule(0.0, 1.0, 0.0, 0.0, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """What this rank is about to do."""
+    """A micro-batch that this rank is about to compute."""
 
     plan: RoundPlan
     """The plan of the whole round, shortened where an epoch ends."""
     samples: int
     last: bool = True
-    """True: the synchronisation follows."""
+    """Whether it is the last of its round, so that the synchronisation follows."""
     epoch: int = 0
     data: int = 0
     """A checksum of the order of the data and the place in it."""
@@ -313,15 +313,15 @@ class MicroBatch:
     contents: float = 0.0
     """One number for the samples that all ranks cut the round from; 0: not compared."""
     weight: float | None = None
-    """What its mean gradient counts in the round's; None: its samples."""
+    """The weight of its mean gradient in the round's; None: its samples."""
     figures: SampleFigures | None = None
     """What its cost depends on; None: its samples alone."""
     foreseen: bool = False
-    """True: it is the last because another rank is about to finish, and this one need not say that it has."""
+    """Whether it is the last because another rank is about to finish; then this rank sends no signal."""
 
     @property
     def gradient_weight(self) -> float:
-        """What its mean gradient counts in the round's."""
+        """The weight of its mean gradient in the round's."""
         return self.samples if self.weight is None else self.weight
 
 
@@ -395,7 +395,7 @@ class RoundTable:
 
     @property
     def work(self) -> npt.NDArray[np.float64]:
-        """What each rank has done in the round, in samples of mean cost."""
+        """The work of each rank in the round, in samples of mean cost."""
         work, samples = self.column("work"), self.column("samples")
         return np.where(work > 0.0, work, samples)
 
@@ -411,7 +411,7 @@ class RoundTable:
 
     @property
     def unanimous(self) -> bool:
-        """True: all ranks have the very same bits of plan, place in the data, contents and settings."""
+        """True if all ranks have the same bits of plan, place in the data, contents and settings."""
         common = self._rows[:, _COMMON].tobytes()
         return common == common[: len(common) // self.workers] * self.workers
 
@@ -424,7 +424,7 @@ class RoundTable:
 
 @dataclass(frozen=True, slots=True)
 class FinishedRound:
-    """What every rank knows once a round is agreed."""
+    """A round that all ranks have agreed on."""
 
     round: int
     epoch: int

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 from hvd_hetero.balancer import Balancer
 from hvd_hetero.bounds import require_same_bounds
 from hvd_hetero.checks import integer
-from hvd_hetero.communication.wire import SharesSignals, Wire
+from hvd_hetero.communication.wire import SignalsOfThreads, Wire
 from hvd_hetero.measurement.hindrances import HindranceMeter
 from hvd_hetero.measurement.readings import ResourceMeter
 from hvd_hetero.measurement.speed_meter import SpeedMeter
@@ -61,7 +61,7 @@ class Session:
         waits_in: Sequence[str] = ("horovod.",),
         waits_at_the_end_in: Sequence[str] = (),
         collective_timeout_s: float | None = None,
-        thread_group: SharesSignals | None = None,
+        thread_group: SignalsOfThreads | None = None,
         device: tuple[str, float] = ("", 0.0),
     ) -> None:
         if not isinstance(patience, Patience | None):
@@ -205,7 +205,7 @@ class Session:
 
 
 class LoadBalanceBase:
-    """What every ``LoadBalance`` offers to users, in any framework."""
+    """The base of ``LoadBalance`` in all frameworks: the properties that users read."""
 
     _session: Session
 

@@ -17,7 +17,7 @@ Handle = Any
 
 
 class Signals(Protocol):
-    """A way by which ranks that compute hear that one has finished: packets, or memory of threads."""
+    """Signals, to ranks that compute, that one has finished a round: packets, or memory of threads."""
 
     def raise_signal(self, round: int) -> None:
         """Signal to the others that this rank has finished the round."""
@@ -26,8 +26,8 @@ class Signals(Protocol):
         """Return whether any rank has finished the round."""
 
 
-class SharesSignals(Protocol):
-    """What ranks that are threads of one process have in common (``communication.thread_wire.ThreadGroup``)."""
+class SignalsOfThreads(Protocol):
+    """The signals of ranks that are threads of one process (``communication.thread_wire.ThreadGroup``)."""
 
     def signals(self, number: int) -> Signals:
         """Return the signals of the training with this number, the same object for all ranks."""
@@ -71,7 +71,7 @@ class TensorWire(Wire, Protocol[Tensor]):
         """Types of numbers that it cannot sum."""
 
     @property
-    def thread_group(self) -> SharesSignals | None:
+    def thread_group(self) -> SignalsOfThreads | None:
         """The shared state of ranks that are threads of one process; None if each is a process."""
 
     def start_sum(self, tensor: Tensor, name: str) -> Handle:

@@ -1,6 +1,6 @@
 """One device's Gamma, learned while it trains: measure, fit once there is enough, then follow what drifts.
 
-A batch of a new size pays for buffers, kernels and their tuning that the next one of that size does not: the first
+A batch of a new size pays for buffers, kernels and their tuning, and the next one of that size does not. So the first
 time of a size in a row is left out. The rest of the first turn of sizes is fitted (``allocation.fit_gamma``). Later
 measurements (x, t) show how much the device has slowed down since: with the last three ratios ρ = t / Γ(x),
 

@@ -118,7 +118,7 @@ class GradientNoise(Kept):
 
     @property
     def known(self) -> bool:
-        """True if the scale is known to an interval."""
+        """True if enough rounds were measured to bound the scale from both sides."""
         return self.rounds > 1 and self.variance > 0.0
 
     @property

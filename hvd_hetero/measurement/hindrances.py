@@ -1,15 +1,15 @@
 r"""Shares of its time in which a rank is kept from its work, from counters that the kernel keeps anyway.
 
-Each reading gives what has happened since the one before, ``t`` seconds ago. Over the threads of this process, let
-``c`` be the seconds that they ran, and ``d`` the seconds that they were ready and did not run (``schedstat``; a thread
-that has ended meanwhile is left out). They wanted a processor for ``c + d``, on average ``W = min(A, max(1, (c + d) /
-t))`` of the A cores that the process may use. Of this they missed
+Each reading gives what has happened since the one before, ``t`` seconds ago. The threads of this process ran for ``c``
+seconds, and were ready and did not run for ``d`` (``schedstat``, without threads that have ended). They wanted a
+processor for ``c + d``, on average ``W = min(A, max(1, (c + d) / t))`` of the A cores that the process may use. Of this
+they missed
 
     D = d / max(t, c + d),
 
-for three reasons: a quota, other processes, and each other, if they are more than the process has cores. With ``h``
-the seconds that a control group around this process was held back because its quota was used up (the most of all such
-groups, summed over the cores by the kernel), and ``o`` the seconds that other processes ran on these cores,
+for three reasons: a quota, other processes, and each other, if they are more than the process has cores. Let ``h`` be
+the seconds that a control group around this process was held back by its quota (the most of all such groups, summed
+over the cores by the kernel). Let other processes run on these cores for ``o``. Then
 
     throttled = min(D, h / (t W)),
     contended = min(D - throttled, o / (A t)).

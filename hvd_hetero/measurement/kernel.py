@@ -12,7 +12,7 @@ import psutil
 
 TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 UNREADABLE = (OSError, ValueError, LookupError, ZeroDivisionError, psutil.Error)
-"""What is raised where such a file cannot be read or understood."""
+"""Errors of a file that cannot be read or understood."""
 
 _MEMORY_FILES = (
     ("memory.max", "memory.current", "inactive_file"),

@@ -32,9 +32,9 @@ class OwnRound:
     input_s: float = 0.0
     disturbed: bool = False
     teaches: bool = False
-    """True: its speed tells something about later rounds."""
+    """Whether its speed says something about later rounds."""
     once_s: float = 0.0
-    """What comes once a round: the update before it, or in it, and waiting for its first micro-batch."""
+    """Seconds that come once a round: the update before it, or in it, and waiting for its first micro-batch."""
     held_s: float = 0.0
     """Seconds that layers, and others behind the rank's work, kept it waiting."""
     rounds: int = 1

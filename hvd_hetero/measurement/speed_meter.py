@@ -75,9 +75,9 @@ class SpeedMeter(Kept):
         self.reads = False
         """Whether a stopwatch is being read, which waits for the end of a round that other ranks take part in."""
         self._waited_s = math.nan
-        """How long others, and the transfer, kept this rank waiting in the round before."""
+        """Seconds that this rank waited for others, and for the transfer, in the round before."""
         self._lap_s = 0.0
-        """How long the round before took, by a stopwatch."""
+        """Seconds of the round before, by a stopwatch."""
 
     @property
     def limit(self) -> int:

@@ -1,6 +1,6 @@
 r"""What a sample costs each rank, averaged for as long as it only seems to change.
 
-In a period (an epoch, say) a sample took rank i c_i seconds in the mean of K_i rounds, with a relative error of
+In a period (an epoch, say) a sample took rank i c_i seconds in the mean of K_i rounds. Its relative error is
 e_i = s_i / sqrt(K_i), with s_i² the relative variance of rounds, averaged over eight periods. What all ranks have in
 common moves no share, so periods are compared without it:
 
@@ -41,7 +41,7 @@ class Costs(Kept):
         self._variance = np.zeros(workers)  # s_i²
         self._ended = 0.0  # periods
         # With 100 (arbitrary), chance is taken for a move on one of n ranks in 1 % of the periods at most, if rounds
-        # scatter normally; that loses the average of that rank and nothing else. As many digits as the logarithms of
+        # scatter normally. That loses the average of that rank and nothing else. As many digits as the logarithms of
         # all processors have in common; all other operations are correctly rounded, and so the same everywhere.
         self._z = round(math.sqrt(2.0 * math.log(100.0 * max(workers, 1))), 6)
         self._forget_period()

@@ -4,7 +4,7 @@
 
     x_i ∝ 1 + A cos(2π ((q + 1/4) / Q + i / n)),    A = 0.9,
 
-whose sum over the n >= 2 ranks is the same in every step, since the cosines cancel: each rank climbs from a tenth to
+whose sum over the n >= 2 ranks is the same in every step, since the cosines cancel. Each rank climbs from a tenth to
 almost twice its equal share and down again, each at another moment. A rank that runs out of memory on the way up
 reports it in the table, and from then on its micro-batches keep to what fits.
 

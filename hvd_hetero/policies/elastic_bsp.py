@@ -26,14 +26,13 @@ class ElasticBSP(Policy):
     equals, the earliest barrier. So ``1 <= tau_i <= R``, and no rank is more than R - 1 iterations ahead of another.
 
     ``updates="accumulate"``: the gradients of the superstep are gathered, and one update follows with their mean over
-    all its samples: exactly the step of one process with a batch of ``sum_i tau_i b_i``. The batch of a step thus
+    all its samples. That is the step of one process with a batch of ``sum_i tau_i b_i``. The batch of a step thus
     varies, from X = global_batch to R X, and with it the number of steps of an epoch.
 
-    ``updates="local"``: each rank updates its own parameters after every iteration, and the barrier averages parameters
-    and optimizer state, weighted by samples: with x_i the parameters of rank i after its tau_i steps and S_i its
-    samples, ``x <- sum_i (S_i / S) x_i``. State (momentum, second moments) is averaged
-    likewise, step counts included where they are floating-point numbers, so that all ranks go on alike and rank 0's
-    checkpoint serves every rank. State of other types stays each rank's own.
+    ``updates="local"``: each rank updates its own parameters after every iteration. The barrier averages them by
+    samples: with x_i the parameters of rank i after its tau_i steps and S_i its samples, ``x <- sum_i (S_i / S) x_i``.
+    Floating-point state of the optimizer (momentum, second moments, step counts) is averaged likewise. So all ranks
+    continue with the same state, and rank 0's checkpoint serves every rank. State of other types stays each rank's own.
 
     Differences from the paper: it does not say how an iteration updates. Its section VII allows "asynchronous gradient
     updates to a certain extent" between barriers, and section VI compares with averaging after tau local updates, with
@@ -114,8 +113,8 @@ class ElasticBSP(Policy):
         best = zipline(ends)
         if self.tolerance == 0:
             return best.index + 1
-        # The earliest barrier that is as good: barriers become good once their time is long enough for their wait, so
-        # try each time at which the slowest rank may end an iteration, and let the others take their last end before.
+        # The earliest barrier that is as good. Try each time at which the slowest rank may end an iteration, and let
+        # the others take their last end before: barriers become good once their time is long enough for their wait.
         slowest = ends[int(iteration_ns.argmax())]
         share, whole = self.tolerance.as_integer_ratio()  # exactly what was given, so that all stays integer
         for time in slowest.tolist():

@@ -25,14 +25,14 @@ class NonBlocking(Policy):
 
     The paper shrinks the learning rate of rank i by n_i / N, which is S_i / x_i where micro-batches are equal, as all
     its are. Where x_i is no multiple of N they differ by a sample, and the share is in samples: 1/6, and not 1/4,
-    after the first of (1, 1, 2, 2). The gradient of rank i is a sum over n_i micro-batches, so what a slow rank saw
+    after the first of (1, 1, 2, 2). The gradient of rank i is a sum over n_i micro-batches. So what a slow rank saw
     weighs (n_i / N)^2 against a fast rank's: samples count less for having been computed slowly, and the step is
-    shorter. If the data are spread evenly, that only costs speed; if slow ranks hold other data than fast ones, it
-    also turns the optimum away from them. Hence unbiased is the default.
+    shorter. If the data are spread evenly, that only costs speed. If slow ranks hold other data than fast ones, it also
+    turns the optimum away from them. Hence unbiased is the default.
 
-    Differences from the paper: abandoned micro-batches return to the front of the queue, so that an epoch visits every
-    sample once (the paper shuffles, and hopes); the round that takes the last samples of an epoch ends when all are
-    done. There, a rank stops for the signal alone (``anticipates=False``). Gradients are
+    Differences from the paper: micro-batches that were not done return to the front of the queue, so that an epoch
+    visits every sample once (the paper shuffles, and hopes). The round that takes the last samples of an epoch ends
+    when all are done. There, a rank stops for the signal alone (``anticipates=False``). Gradients are
     means over samples where the paper adds, which only names the learning rate differently.
     """
 

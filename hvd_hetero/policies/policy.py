@@ -25,30 +25,30 @@ if TYPE_CHECKING:
 class Policy(Kept, ABC):
     """Decides, from what all ranks know, what each rank does in the next round.
 
-    The same tables give the same plans on every rank and on every processor. Hence a policy decides in integers,
-    quantising measurements before it compares or divides them, and uses nothing that was measured on one rank alone:
-    a rank's prediction of its own speed reaches it through the table. It may keep what follows from the tables it has
-    seen (an allocation that has settled, say), and saves that as its state. Each
-    training works with a copy of the object that it is given (``LoadBalance.policy``).
+    The same tables give the same plans on every rank and on every processor. Hence a policy decides in integers:
+    it quantises measurements before it compares or divides them. It uses nothing that was measured on one rank alone;
+    a rank's prediction of its own speed reaches it through the table. It may keep what follows from earlier tables,
+    such as an allocation that has settled, and saves that as its state. Each training works with a copy of the object
+    that it is given (``LoadBalance.policy``).
     """
 
     name: ClassVar[str]
     """The name that users and reports call the policy by."""
 
     measures: ClassVar[bool] = True
-    """True: plans depend on measured times. False: a rank may report none."""
+    """Whether plans depend on measured times. If not, a rank may report none."""
 
     weighs_fixed_cost: bool = False
-    """True: plans count what a micro-batch costs besides its samples (``hvd_hetero.measurement.fixed_cost``)."""
+    """Whether plans count what a micro-batch costs besides its samples (``hvd_hetero.measurement.fixed_cost``)."""
 
     updates_locally: bool = False
-    """True: ranks update their own parameters after every micro-batch (``RoundPlan.local``)."""
+    """Whether ranks update their own parameters after every micro-batch (``RoundPlan.local``)."""
 
     keeps_total: ClassVar[bool] = True
-    """True: every round but the last of an epoch has the same number of samples, which is known beforehand."""
+    """Whether every round but the last of an epoch has the same number of samples, known beforehand."""
 
     anticipates: bool = False
-    """True: a rank stops where it expects another one to end the round soon (``measurement.anticipation``)."""
+    """Whether a rank stops where it expects another one to end the round soon (``measurement.anticipation``)."""
 
     minimum: int = 1
     """The least share of a rank that has samples: short rounds keep to it, too, while there are enough samples."""
@@ -57,14 +57,14 @@ class Policy(Kept, ABC):
     """The divisor of every share; in the last round of an epoch one rank may have another."""
 
     shares_alone: ClassVar[bool] = False
-    """True: it decides shares alone. Ranks may do them in other numbers of micro-batches than planned, if these are
-    the same on all ranks, as reducers such as DistributedDataParallel need."""
+    """Whether it decides shares alone. Ranks may do them in other numbers of micro-batches than planned, equal on
+    all ranks, as reducers such as DistributedDataParallel need."""
 
     may_rest: bool = False
-    """True: a rank may do no samples in a round, and takes part in the sums all the same."""
+    """Whether a rank may do no samples in a round; it takes part in the sums all the same."""
 
     shrinks_early_steps: bool = False
-    """True: a rank that stops early also takes a smaller step, as in non-blocking-sgd (see ``NonBlocking``)."""
+    """Whether a rank that stops early also takes a smaller step, as in non-blocking-sgd (see ``NonBlocking``)."""
 
     @property
     def accumulates(self) -> bool:
@@ -76,7 +76,7 @@ class Policy(Kept, ABC):
 
     @property
     def needs_epochs(self) -> bool:
-        """True if the policy learns only when an epoch ends, and so nothing in a loop without epochs."""
+        """True if the policy learns only when an epoch ends. A loop without epochs never gets there."""
         return False
 
     @abstractmethod

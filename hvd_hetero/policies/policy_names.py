@@ -37,7 +37,7 @@ def resolve_policy(policy: str | Policy) -> Policy:
             f"policy must be an object or a name, got the class {policy.__name__}; write {policy.__name__}(…)"
         )
     if not isinstance(policy, str):
-        raise TypeError(f"policy must be a name or a Policy object, got {policy!r}")
+        raise TypeError(f"policy must be a name or a Policy object, got {policy!r}; write policy='lb-bsp'")
     if policy in NAMES_WITHOUT_ARGUMENT:
         return policy_class(policy)()
     if policy == "static":

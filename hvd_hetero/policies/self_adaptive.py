@@ -35,11 +35,11 @@ class SelfAdaptive(Policy):
     in integers that keep their sum, until the allocation stays still (Algorithm 1): it is at rest.
 
     A rank is up to half a micro-batch from its share, which is much if it has few. So at rest Eq. 10 divides the
-    samples x_i of a round instead, with ``t_i = c_i x_i``, and each rank does its own in micro-batches no larger than
-    before: enough of them that its share may move by 3 % before their number does, so all ranks may do a few more than
-    C then. That division stays as long as the ranks keep their costs. It is made again when they drift: when
-    after an epoch the slowest rank would need 1 % longer, relative to the mean, than under the best division.
-    What a sample costs, c_i, is the epoch's, averaged with earlier ones while it only scatters (``policies.costs``).
+    samples x_i of a round instead, with ``t_i = c_i x_i``. Each rank does its own in micro-batches no larger than
+    before. There are enough of them that its share may move by 3 % before their number does; so all ranks may do a few
+    more than C. That division stays as long as the ranks keep their costs. It is made again when, after an epoch, the
+    slowest rank would need 1 % longer, relative to the mean, than under the best division. What a sample costs, c_i, is
+    the epoch's, averaged with earlier ones while it only scatters (``policies.costs``).
 
     Differences from the paper: the sub-data-set of a rank is not cut beforehand, but each round's slice of one shared
     permutation is cut in the ratio, which leaves nothing over either. The paper says "the ratio does not fluctuate";
@@ -177,7 +177,7 @@ class SelfAdaptive(Policy):
         self._shares = shares
 
     def _count(self, samples: int, before: int) -> int:
-        """Return the count as before while it is enough, and not far too many; else enough, and some to spare.
+        """Return the former count while it is enough and not far too large; else one that is slightly too large.
 
         From where its count was set, a share may move by ``_SHARE_MOVE_PER_COUNT`` either way before the count does.
         """

@@ -22,10 +22,10 @@ class StaticAllocation(Policy):
     Beside a reducer of your own all ranks do equally many micro-batches, one as a rule. There the largest weight takes
     the most memory, unless ``max_micro_batch`` bounds it (as in ``LBBSP``).
 
-    Differences from the paper: the paper fixes the micro-batch and lets the global batch follow from the sum of the
-    weights; here the global batch is given and kept exactly, and the micro-batches of a rank may differ by one sample
-    where it does not divide. The paper cuts the data set in the ratio of the weights beforehand; here each round's
-    slice of one shared permutation is cut so, which leaves nothing over at the end of the epoch either.
+    Differences from the paper: the paper fixes the micro-batch, and the global batch follows from the sum of the
+    weights. Here the global batch is given and kept exactly; where it does not divide, the micro-batches of a rank
+    differ by one sample. The paper cuts the data set in the ratio of the weights beforehand. Here each round's slice of
+    one shared permutation is cut so, which leaves nothing over at the end of the epoch either.
     """
 
     name: ClassVar[str] = "static"

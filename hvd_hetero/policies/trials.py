@@ -59,7 +59,7 @@ class Trials(Kept):
 
     @property
     def unsettled(self) -> bool:
-        """True if the present candidate is not the best one by what is known, or was only just taken up."""
+        """True if the present candidate is not the best one that is known, or its first rounds are not over."""
         known = self._known()
         best = min(known, key=self._seconds.__getitem__, default=self._at)
         return self._at != best or (self._since <= _ROUNDS_LEFT_OUT and len(known) > 1)
@@ -118,7 +118,7 @@ class Trials(Kept):
         """Go on with a search among as many candidates."""
         if not state["least"] <= state["at"] < len(self.candidates) == len(state["rounds"]):
             raise ValueError(
-                f"state: its trials must be among {list(self.candidates)}, got {dict(state)}; resume with the ranks, "
+                f"state: trials must be among {list(self.candidates)}, got {dict(state)}; resume with the ranks, "
                 "global_batch and micro_batches that saved it"
             )
         super().load_state_dict(state)

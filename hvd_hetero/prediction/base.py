@@ -1,9 +1,9 @@
 """The base of all predictors: measured speeds in, the speed of the next round out.
 
-A predictor sees, after round ``k``, the measured speed ``v^k`` (samples per second) together with the drivers ``c^k``
-and ``m^k`` that were read *before* that round (`measurement.readings`), and predicts ``v^{k+1}`` before round
-``k+1``. Each rank runs its own predictor on its own history and publishes the prediction, so the cost per rank does
-not grow with the number of ranks (lb-bsp trains all models on one server; see `hvd_hetero.prediction.narx`).
+After round ``k``, a predictor gets the measured speed ``v^k`` (samples per second), and the drivers ``c^k`` and ``m^k``
+that were read *before* that round (`measurement.readings`). It predicts ``v^{k+1}`` before round ``k+1``. Each rank
+runs its own predictor on its own history, and its prediction travels in the table. So the cost per rank does not grow
+with the number of ranks (lb-bsp trains all models on one server; see `hvd_hetero.prediction.narx`).
 
 Contract, checked by a conformance suite (`hvd_hetero.testing.predictors`) for every member of the family:
 

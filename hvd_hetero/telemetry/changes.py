@@ -3,8 +3,8 @@
     logging.basicConfig(level=logging.WARNING)
     logging.getLogger("hvd_hetero.telemetry.changes").setLevel(logging.INFO)
 
-A policy gives no reason for its decisions. The line has what it went by: the speeds that the ranks expect, or else how
-long they were at work, and the limits of their memory.
+A policy gives no reason for its decisions. The line has its inputs: the speeds that the ranks expect, or else how long
+they were at work, and the limits of their memory.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class Exchange(NamedTuple):
     """What one rank sends and receives in a round, in one ``alltoall``."""
 
     copies: list[int]
-    """How many copies of its parameters go to each rank."""
+    """Copies of its parameters for each rank."""
     own: float
     """The weight of its own parameters."""
     received: list[float]
@@ -44,7 +44,7 @@ class Exchange(NamedTuple):
 
 
 class _Exchanges(Protocol):
-    """What both ways of mixing have in common."""
+    """The base of both ways of mixing."""
 
     __slots__ = ()
 
@@ -158,7 +158,7 @@ def resolve_mixing(sync: str | Mixing, workers: int, *, updates_locally: bool = 
                 f"sync has a graph of {nodes} nodes, and there are {workers} ranks; give one node per rank"
             )
     elif not isinstance(sync, str):
-        raise TypeError(f"sync must be a name, a NeighbourMixing or a MatchaMixing, got {sync!r}")
+        raise TypeError(f"sync must be a name, a NeighbourMixing or a MatchaMixing, got {sync!r}; write sync='matcha'")
     elif sync not in _BY_NAME:
         known = (ALLREDUCE, *MIXING_NAMES)
         near = difflib.get_close_matches(sync.lower().replace("_", "-"), known, n=1, cutoff=0.4)

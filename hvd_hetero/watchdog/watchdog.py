@@ -43,7 +43,7 @@ _SHARED = ("PlanMismatchError", "HorovodInternalError", "PeerLostError", "Horovo
 
 @dataclass
 class _Wait:
-    """What was reported of one wait, and since when other ranks are silent in it."""
+    """One wait: what was reported of it, and since when other ranks give no answer."""
 
     since: float
     report_at: float

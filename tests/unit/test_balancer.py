@@ -298,7 +298,7 @@ def test_a_short_round_says_nothing_of_the_speed():
     assert [b.meter.learner.predictor.predict() for b in job.balancers] == before
 
 
-def test_an_abandoned_round_leaves_no_trace():
+def test_an_discarded_round_leaves_no_trace():
     job = Job(BSP(max_micro_batch=10), [100.0, 100.0], 40)
     balancer = job.balancers[0]
     balancer.begin(MicroBatch(balancer.plan(), 10, last=False))
@@ -316,7 +316,7 @@ def test_an_abandoned_round_leaves_no_trace():
         (["begin", "report", "begin"], "next batch"),
         (["report"], r"computing.*between two rounds"),
         (["pause"], "computing"),
-        (["begin", "report", "discard_round"], "abandoned"),
+        (["begin", "report", "discard_round"], "discarded"),
     ],
 )
 def test_calls_out_of_order_say_what_was_expected(calls, message):

@@ -178,11 +178,11 @@ class NARX(Predictor):
 
     def _inputs(self, log_c: float) -> tuple[float, ...] | None:
         """Return ``u`` for a round with this CPU; None if the CPU was never known, or after fewer than two speeds."""
-        # Logarithms, because a bigger model, a faster core or another batch size shifts them and changes nothing else:
+        # Logarithms, because a bigger model, a faster core or another batch size shifts them and changes nothing else.
         # "10 % less CPU, 10 % less speed" is the same pair of numbers everywhere, so parameters learnt on one machine
-        # are a useful start on another. Without the memory: it does not slow a step until it runs out, and a network
-        # that was trained while there was enough learns noise by it, and predicts five times the true speed when a
-        # reading leaves its range (benchmarks/prediction_worlds.py).
+        # are a useful start on another. Without the memory, because it does not slow a step until it runs out. A
+        # network that was trained while there was enough learns noise by it, and predicts five times the true speed
+        # when a reading leaves its range (benchmarks/prediction_worlds.py).
         speeds, cpus = self._speeds, self._cpus
         if len(speeds.latest) < 2 or not cpus.count:
             return None
