@@ -229,7 +229,7 @@ class Planner(Kept):
             # they differ by more, another reducer sums the gradients, and had not when they were measured.
             square = table.figures("mean_square")[0]
             own, further = table.figures("gradient_square"), math.fsum(table.figures("further_batches"))
-            noise = noise_of(samples, own, square, further=further, of=self.epoch_samples)
+            noise = noise_of(samples, own, square, further=further, epoch_samples=self.epoch_samples)
             if noise is not None and not table.disagreement("mean_square", SUM_ROUNDING):
                 self.noise.learn(noise)
 

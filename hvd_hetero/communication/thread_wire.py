@@ -1,7 +1,7 @@
-"""Ranks that are threads of one process: a group whose members meet by name.
+"""The wire of ranks that are threads of one process: their calls are paired by name.
 
-Each brings a value, the last to come computes the results of all, and each takes its own away. Results are computed
-in the order of ranks, so that a sum has the same bits in every run.
+The last rank to make a call computes the results of all. They are computed in the order of ranks, so that a sum has the
+same bits in every run.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ Combine = Callable[[Sequence[Any]], Sequence[Any]]
 """A function from the values of all ranks to the results of all ranks."""
 
 
-class Meeting:
+class CollectiveCall:
     """One call of all ranks under one name."""
 
     def __init__(self, name: str, kind: object) -> None:
         self.name = name
         self.kind = kind
-        self.brought: dict[int, Any] = {}
+        self.values: dict[int, Any] = {}
         self.results: Sequence[Any] | None = None
         self.error = ""
 
@@ -50,7 +50,7 @@ class ThreadGroup:
     def __init__(self, size: int) -> None:
         self.size = size
         self._changed = threading.Condition()
-        self._meetings: dict[str, Meeting] = {}
+        self._calls: dict[str, CollectiveCall] = {}
         self._gone: dict[int, str] = {}
         self._signals: dict[int, SharedSignals] = {}
 
@@ -59,57 +59,57 @@ class ThreadGroup:
         with self._changed:
             return self._signals.setdefault(number, SharedSignals())
 
-    def come(self, rank: int, name: str, kind: object, value: Any, combine: Combine) -> Meeting:
-        """Bring a value to the meeting of this name. ``kind`` must be the same on all ranks."""
+    def join(self, rank: int, name: str, kind: object, value: Any, combine: Combine) -> CollectiveCall:
+        """Make this rank's part of the call of this name. ``kind`` must be the same on all ranks."""
         with self._changed:
-            meeting = self._meetings.setdefault(name, Meeting(name, kind))
-            if rank in meeting.brought:
+            call = self._calls.setdefault(name, CollectiveCall(name, kind))
+            if rank in call.values:
                 raise HeteroError(f"{name!r} is under way already; wait for its result before using the name again")
-            if kind != meeting.kind:
-                meeting.error = f"the ranks do not agree on {name!r}: {meeting.kind} and, on rank {rank}, {kind}"
-            meeting.brought[rank] = value
-            if len(meeting.brought) == self.size:
-                del self._meetings[name]
-                self._conclude(meeting, combine)
-        return meeting
+            if kind != call.kind:
+                call.error = f"the ranks do not agree on {name!r}: {call.kind} and, on rank {rank}, {kind}"
+            call.values[rank] = value
+            if len(call.values) == self.size:
+                del self._calls[name]
+                self._combine(call, combine)
+        return call
 
-    def _conclude(self, meeting: Meeting, combine: Combine) -> None:
+    def _combine(self, call: CollectiveCall, combine: Combine) -> None:
         try:
-            if not meeting.error:
-                meeting.results = combine([meeting.brought[rank] for rank in range(self.size)])
+            if not call.error:
+                call.results = combine([call.values[rank] for rank in range(self.size)])
         except Exception as error:
-            meeting.error = (
-                f"the ranks' values for {meeting.name!r} do not fit together: {error}; give the same shapes and types"
+            call.error = (
+                f"the ranks' values for {call.name!r} do not fit together: {error}; give the same shapes and types"
             )
             raise
         finally:
-            meeting.brought = dict.fromkeys(meeting.brought)  # let go of the values
+            call.values = dict.fromkeys(call.values)  # let go of the values
             self._changed.notify_all()
 
-    def is_over(self, meeting: Meeting) -> bool:
-        """Return whether all have come."""
-        return len(meeting.brought) == self.size
+    def is_over(self, call: CollectiveCall) -> bool:
+        """Return whether all ranks have made the call."""
+        return len(call.values) == self.size
 
-    def result(self, rank: int, meeting: Meeting) -> Any:
-        """Wait until all have come, and return this rank's part."""
+    def result(self, rank: int, call: CollectiveCall) -> Any:
+        """Wait until all ranks have made the call, and return this rank's part of the result."""
         with self._changed:
-            self._changed.wait_for(lambda: self.is_over(meeting) or self._missing(meeting))
-        if not self.is_over(meeting):
-            missing = self._missing(meeting)[0]
-            raise PeerLostError(f"{meeting.name!r} waits for rank {missing}, which {self._gone[missing]}")
-        if meeting.error:
-            raise HeteroError(meeting.error)
-        assert meeting.results is not None, "the meeting is over"
-        return meeting.results[rank]
+            self._changed.wait_for(lambda: self.is_over(call) or self._missing(call))
+        if not self.is_over(call):
+            missing = self._missing(call)[0]
+            raise PeerLostError(f"{call.name!r} waits for rank {missing}, which {self._gone[missing]}")
+        if call.error:
+            raise HeteroError(call.error)
+        assert call.results is not None, "the call is over"
+        return call.results[rank]
 
-    def leave(self, rank: int, why: str) -> None:
-        """Wake all that wait for this rank, which comes to no meeting any more."""
+    def drop(self, rank: int, why: str) -> None:
+        """Note that this rank makes no more calls, and why; those that wait for it raise."""
         with self._changed:
             self._gone[rank] = why
             self._changed.notify_all()
 
-    def _missing(self, meeting: Meeting) -> list[int]:
-        return [rank for rank in self._gone if rank not in meeting.brought]
+    def _missing(self, call: CollectiveCall) -> list[int]:
+        return [rank for rank in self._gone if rank not in call.values]
 
 
 class ThreadWire:
@@ -128,27 +128,27 @@ class ThreadWire:
     def broadcast_object(self, obj: Any, root_rank: int, name: str) -> Any:
         """Return rank ``root_rank``'s object, on every rank."""
         return self.result(
-            self._come("an object of one rank", name, obj, lambda of: [copy.deepcopy(of[root_rank]) for _ in of])
+            self._call("an object of one rank", name, obj, lambda of: [copy.deepcopy(of[root_rank]) for _ in of])
         )
 
     def allgather_object(self, obj: Any, name: str) -> Sequence[Any]:
         """Return every rank's object, in order of rank."""
         gathered: Sequence[Any] = self.result(
-            self._come("an object of each rank", name, obj, lambda of: [copy.deepcopy(of) for _ in of])
+            self._call("an object of each rank", name, obj, lambda of: [copy.deepcopy(of) for _ in of])
         )
         return gathered
 
-    def done(self, handle: Meeting) -> bool:
+    def done(self, handle: CollectiveCall) -> bool:
         """Return whether the result is there."""
         return self.thread_group.is_over(handle)
 
-    def result(self, handle: Meeting) -> Any:
+    def result(self, handle: CollectiveCall) -> Any:
         """Return the result, once all ranks have come."""
         return self.thread_group.result(self.rank, handle)
 
     def wait(
         self,
-        handle: Meeting,
+        handle: CollectiveCall,
         expected_s: float = float("nan"),
         transfer_s: float = float("nan"),
         imminent: Callable[[], bool] | None = None,
@@ -160,18 +160,18 @@ class ThreadWire:
         """Return this wire, whose calls are paired by name."""
         return self
 
-    def _come(self, kind: object, name: str, value: Any, combine: Combine) -> Meeting:
-        return self.thread_group.come(self.rank, name, kind, value, combine)
+    def _call(self, kind: object, name: str, value: Any, combine: Combine) -> CollectiveCall:
+        return self.thread_group.join(self.rank, name, kind, value, combine)
 
 
 _of_this_thread = threading.local()
 
 
-def here() -> ThreadWire | None:
+def wire_of_this_thread() -> ThreadWire | None:
     """Return the wire of this thread, if it is a rank."""
     return getattr(_of_this_thread, "wire", None)
 
 
-def become(wire: ThreadWire) -> None:
+def set_wire_of_this_thread(wire: ThreadWire) -> None:
     """Make this thread the rank of the wire."""
     _of_this_thread.wire = wire

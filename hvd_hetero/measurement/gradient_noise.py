@@ -57,12 +57,17 @@ class Noise(NamedTuple):
 
 
 def noise_of(
-    samples: Sequence[float], squares: Sequence[float], square: float, *, further: float = 0.0, of: float = math.inf
+    samples: Sequence[float],
+    squares: Sequence[float],
+    square: float,
+    *,
+    further: float = 0.0,
+    epoch_samples: float = math.inf,
 ) -> Noise | None:
     """Return both estimates of one round; None if fewer than two batches had data, or a number is not finite.
 
-    ``samples`` and ``squares`` are b_i and |g_i|² of all ranks, ``square`` is |g|², ``of`` is N. ``further``: batches
-    beyond one of each rank.
+    ``samples`` and ``squares`` are b_i and |g_i|² of all ranks, ``square`` is |g|², ``epoch_samples`` is N.
+    ``further``: batches beyond one of each rank.
     """
     ranks = [(b, own) for b, own in zip(samples, squares, strict=True) if b > 0.0]
     count = len(ranks) + further
@@ -73,7 +78,7 @@ def noise_of(
     # |g_i|² - |g|² first: its rounding errors do not grow with the number of samples.
     variance = math.fsum(b * (own - square) for b, own in ranks) / (count - 1)
     variance = max(variance, 0.0)  # of rounding
-    return Noise(variance, square - variance * (1.0 / batch - 1.0 / of))
+    return Noise(variance, square - variance * (1.0 / batch - 1.0 / epoch_samples))
 
 
 def rounds_per_measurement(numbers: int, *, decides: bool) -> int:

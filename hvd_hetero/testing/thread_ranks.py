@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from hvd_hetero.communication.thread_wire import ThreadGroup, ThreadWire, become
+from hvd_hetero.communication.thread_wire import ThreadGroup, ThreadWire, set_wire_of_this_thread
 from hvd_hetero.errors import HeteroError, PeerLostError
 
 _STDERR = 2  # the file itself: sys.stderr may be none, as under pytest
@@ -55,14 +55,14 @@ def run_on_threads(function: Callable[[int], Result], ranks: int = 3, timeout_s:
     errors: list[tuple[int, BaseException]] = []
 
     def run(rank: int) -> None:
-        become(ThreadWire(thread_group, rank))
+        set_wire_of_this_thread(ThreadWire(thread_group, rank))
         try:
             results[rank] = function(rank)
         except BaseException as error:  # noqa: BLE001 - raised in the caller's thread
             errors.append((rank, error))
-            thread_group.leave(rank, f"has failed ({type(error).__name__}: {error})")
+            thread_group.drop(rank, f"has failed ({type(error).__name__}: {error})")
         else:
-            thread_group.leave(rank, "has returned")
+            thread_group.drop(rank, "has returned")
 
     threads = [threading.Thread(target=run, args=(rank,), name=f"rank {rank}", daemon=True) for rank in range(ranks)]
     for thread in threads:
@@ -76,7 +76,7 @@ def run_on_threads(function: Callable[[int], Result], ranks: int = 3, timeout_s:
     if late := [rank for rank, thread in enumerate(threads) if thread.is_alive()]:
         faulthandler.dump_traceback(_STDERR, all_threads=True)
         for rank in late:
-            thread_group.leave(rank, f"was still at work after {timeout_s:g} s")
+            thread_group.drop(rank, f"was still at work after {timeout_s:g} s")
         raise ThreadHangError(f"ranks {late} were still at work after {timeout_s:g} s; their stacks are above")
     return [results[rank] for rank in range(ranks)]
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hvd_hetero.balancer import Balancer
-from hvd_hetero.communication.thread_wire import here
+from hvd_hetero.communication.thread_wire import wire_of_this_thread
 from hvd_hetero.elastic import Member, MembershipState
 from hvd_hetero.policies import BSP, LBBSP, ElasticBSP, LBNonBlocking, NonBlocking, SelfAdaptive
 from hvd_hetero.rounds import MicroBatch
@@ -31,7 +31,9 @@ class Rank:
 
 def resume(ranks) -> list[bool]:
     """Let all take up their last commits together; return whether they are the very same ranks, as each says."""
-    return run_on_threads(lambda n: ranks[n].membership.resume(ranks[n].balancer, here(), "t"), len(ranks))
+    return run_on_threads(
+        lambda n: ranks[n].membership.resume(ranks[n].balancer, wire_of_this_thread(), "t"), len(ranks)
+    )
 
 
 def meet(ranks, policy=LBBSP, global_batch=GLOBAL_BATCH, rounds_ahead=0):

@@ -10,7 +10,7 @@ import weakref
 
 import pytest
 
-from hvd_hetero.communication.thread_wire import here
+from hvd_hetero.communication.thread_wire import wire_of_this_thread
 from hvd_hetero.policies import BSP, LBBSP, ElasticBSP, NonBlocking, StaticAllocation
 from hvd_hetero.session import Session
 from hvd_hetero.testing import run_on_threads
@@ -23,7 +23,7 @@ def sessions(size, **options):
     """Ranks that are threads, and are taken for processes: each has sockets and a watchdog of its own."""
 
     def make(rank):
-        return Session("non-blocking", rank, size, 32, wire=here(), patience=SHORT, **options)
+        return Session("non-blocking", rank, size, 32, wire=wire_of_this_thread(), patience=SHORT, **options)
 
     return run_on_threads(make, size)
 

@@ -6,7 +6,7 @@ import sys
 
 import torch
 
-from hvd_hetero.communication.thread_wire import here
+from hvd_hetero.communication.thread_wire import wire_of_this_thread
 from hvd_hetero.communication.wire import TensorWire
 from torch_hooks.wires.threads import TorchThreadWire
 
@@ -16,7 +16,7 @@ TorchWire = TensorWire[torch.Tensor]
 def wire_here() -> TorchWire:
     """Return the wire of this thread, if it is a rank; else Horovod's or torch.distributed's, whichever runs."""
     # Neither is imported before it is used, since it need not be installed.
-    if (mine := here()) is not None:
+    if (mine := wire_of_this_thread()) is not None:
         return TorchThreadWire(mine.thread_group, mine.rank)
     if _horovod_runs():
         from torch_hooks.wires.horovod import HorovodWire
@@ -42,7 +42,7 @@ def wire_here() -> TorchWire:
 
 def over_process_groups() -> bool:
     """Return whether the ranks are processes that use torch.distributed, and Horovod is not initialised."""
-    return _in_a_process_group() and here() is None and not _horovod_runs()
+    return _in_a_process_group() and wire_of_this_thread() is None and not _horovod_runs()
 
 
 def _in_a_process_group() -> bool:

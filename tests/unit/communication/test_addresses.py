@@ -6,7 +6,7 @@ import json
 import pytest
 
 from hvd_hetero.communication import addresses as addressing
-from hvd_hetero.communication.thread_wire import here
+from hvd_hetero.communication.thread_wire import wire_of_this_thread
 from hvd_hetero.errors import HeteroError
 from hvd_hetero.testing import run_on_threads
 
@@ -145,7 +145,7 @@ def test_what_is_read_on_the_network_does_not_open_the_channel_where_all_ranks_h
     def directory(rank):
         def gather(payload):
             told[rank] = payload
-            return here().allgather_object(payload, "addresses")
+            return wire_of_this_thread().allgather_object(payload, "addresses")
 
         listeners, troubles = addressing.listen()
         with contextlib.ExitStack() as stack:

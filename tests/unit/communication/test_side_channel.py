@@ -10,14 +10,14 @@ import pytest
 
 from hvd_hetero.communication.addresses import gather_directory, listen
 from hvd_hetero.communication.side_channel import Kind, SideChannel
-from hvd_hetero.communication.thread_wire import here
+from hvd_hetero.communication.thread_wire import wire_of_this_thread
 from hvd_hetero.testing import run_on_threads
 
 
 def channels(size, training=5):
     def make(rank):
         sockets, troubles = listen()
-        gather = partial(here().allgather_object, name="addresses")
+        gather = partial(wire_of_this_thread().allgather_object, name="addresses")
         directory = gather_directory(rank, size, sockets, troubles, gather)
         return SideChannel(rank, training, directory, sockets, lambda: b"here is %d" % rank, lambda *_: None)
 

@@ -18,7 +18,9 @@ def square(vector):
 def estimated(means, sizes, of=math.inf):
     """Return the estimates from every rank's mean gradient."""
     sizes = np.asarray(sizes, dtype=float)
-    return noise_of(sizes.tolist(), [square(g) for g in means], square(sizes @ np.asarray(means) / sizes.sum()), of=of)
+    return noise_of(
+        sizes.tolist(), [square(g) for g in means], square(sizes @ np.asarray(means) / sizes.sum()), epoch_samples=of
+    )
 
 
 def test_over_all_draws_of_a_small_set_both_are_right_exactly():

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from hvd_hetero.communication.thread_wire import here
+from hvd_hetero.communication.thread_wire import wire_of_this_thread
 from hvd_hetero.errors import PeerLostError
 from hvd_hetero.testing import ThreadHangError, ThreadRankError, run_on_threads
 
@@ -19,20 +19,20 @@ def test_results_come_in_order_of_rank():
     def case(rank):
         assert returned[rank + 1].wait(20), "the last rank returns first"
         returned[rank].set()
-        return rank, here().rank, here().size
+        return rank, wire_of_this_thread().rank, wire_of_this_thread().size
 
     assert run_on_threads(case, ranks=3) == [(0, 0, 3), (1, 1, 3), (2, 2, 3)]
-    assert here() is None, "the caller is no rank"
+    assert wire_of_this_thread() is None, "the caller is no rank"
 
 
 def test_objects_travel_as_copies():
     def case(rank):
         mine = [rank]
-        gathered = here().allgather_object(mine, name="all")
-        first = here().broadcast_object(mine, root_rank=0, name="first")
+        gathered = wire_of_this_thread().allgather_object(mine, name="all")
+        first = wire_of_this_thread().broadcast_object(mine, root_rank=0, name="first")
         for received in (*gathered, first):
             received.append("changed")
-        here().allgather_object(None, name="all have changed theirs")
+        wire_of_this_thread().allgather_object(None, name="all have changed theirs")
         return mine, gathered, first
 
     for rank, (mine, gathered, first) in enumerate(run_on_threads(case, ranks=2)):
@@ -48,7 +48,7 @@ def test_the_first_failure_is_raised_with_its_rank_and_ends_the_others_waiting()
         if rank == 1:
             raise KeyError("lost")
         try:
-            here().allgather_object(rank, name="never")
+            wire_of_this_thread().allgather_object(rank, name="never")
         except PeerLostError as error:
             caught.append(str(error))
             raise
@@ -89,7 +89,7 @@ def test_ranks_that_wait_for_one_that_hangs_end_with_it():
             seen.wait(30.0)
             return
         try:
-            here().allgather_object(rank, name="waits")
+            wire_of_this_thread().allgather_object(rank, name="waits")
         finally:
             ended.put(rank)
 

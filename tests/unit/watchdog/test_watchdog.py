@@ -17,7 +17,7 @@ from types import SimpleNamespace
 
 from hvd_hetero.balancer import Balancer
 from hvd_hetero.communication.side_channel import SideChannel
-from hvd_hetero.communication.thread_wire import here
+from hvd_hetero.communication.thread_wire import wire_of_this_thread
 from hvd_hetero.measurement.stopwatch import Lap
 from hvd_hetero.policies import BSP, NonBlocking
 from hvd_hetero.rounds import MicroBatch
@@ -46,7 +46,7 @@ class Ranks:
 
     def _rank(self, rank, body):
         balancer = Balancer(self.policy, rank, self.size, 8, clock=time.perf_counter)
-        gather = partial(here().allgather_object, name="addresses")
+        gather = partial(wire_of_this_thread().allgather_object, name="addresses")
         watchdog = Watchdog(
             balancer, 5, gather, patience=self.patience, waits_in=("waits_here",),
             collective_timeout_s=self.collective_timeout_s, end=lambda code: self.ended.setdefault(rank, code),
