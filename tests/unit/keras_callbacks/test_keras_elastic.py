@@ -52,7 +52,7 @@ def with_a_schedule():
     [
         (lambda: KerasState(network(built=False)), r"model.*'sequential.*'.*Input"),
         (lambda: KerasState(network(optimizer=None)), r"optimizer.* None.*model\.compile"),
-        (lambda: KerasState(network(), resets=1, sync=2), r"names.*resets, sync"),
+        (lambda: KerasState(network(), resets=1, sync=2), r"named.*resets, sync"),
         (with_a_schedule, r"scale_learning_rate=True.*schedule"),
         (lambda: CommitStateCallback(hvd.elastic.ObjectState(None, None)), r"state.*KerasState.*ObjectState"),
         *(

@@ -397,8 +397,8 @@ def test_shards_are_refused_with_a_remedy():
         ({"rounds_per_commit": 0}, ValueError, r"rounds_per_commit.* 0\b"),
         ({"rounds_per_commit": True}, TypeError, r"rounds_per_commit.* True .*None"),
         ({"rounds_per_commit": "often"}, ValueError, r"rounds_per_commit.* 'of"),
-        ({"resets": 1}, ValueError, r"names.* resets"),
-        ({"commit": 1, "save": 2}, ValueError, r"names.* commit, save"),
+        ({"resets": 1}, ValueError, r"named.* resets"),
+        ({"commit": 1, "save": 2}, ValueError, r"named.* commit, save"),
     ],
 )
 def test_wrong_options_are_refused(options, error, message):
