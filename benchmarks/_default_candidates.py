@@ -10,8 +10,10 @@ import numpy.typing as npt
 from hvd_hetero.allocation.largest_remainder import proportional
 from hvd_hetero.policies import LBBSP
 from hvd_hetero.policies.affine_shares import AffineCosts
+from hvd_hetero.policies.evidence import _DOUBT_PER_SCATTER, Evidence
 from hvd_hetero.policies.policy import Policy
-from hvd_hetero.rounds import FinishedRound, RoundPlan
+from hvd_hetero.prediction import Predictor, Reverting
+from hvd_hetero.rounds import FinishedRound, RoundPlan, RoundTable
 
 Floats = npt.NDArray[np.float64]
 TOLERANCE = 0.03
@@ -130,6 +132,26 @@ class Sketch(Candidate):
         return np.exp(-level), np.exp(-1.5 * error)
 
 
+class SketchByReverting(Sketch):
+    """The sketch, with what ``Reverting`` forecasts of each rank in place of the averages."""
+
+    weighs_fixed_cost = True
+
+    def predictor(self) -> Predictor:
+        """Return what each rank predicts its speed by."""
+        return Reverting()
+
+    def next(self, plan: RoundPlan, finished: FinishedRound) -> RoundPlan:
+        self.table = finished.table
+        return super().next(plan, finished)
+
+    def rates(self, weights: Floats, beta: float) -> tuple[Floats, Floats]:
+        speeds, fixed = self.table.column("samples_per_s"), self.table.column("fixed_samples")
+        held = (weights * self.sizes).sum(1)
+        seconds = (held + fixed) / (speeds * (1 + fixed / self.reference))
+        return (held + beta) / seconds, np.exp(-1.5 * self.noise / 3)  # Reverting's error is a third of the scatter
+
+
 class LeastSquares(Candidate):
     """t = a x + b for each rank, by recursive least squares with a common prior for b / a; moves beyond their error."""
 
@@ -236,7 +258,11 @@ class Control(Candidate):
         self.noise = np.where(known & ~anew, np.clip(self.noise * step, 1e-3, 0.3), self.noise)
         self.counted, self.odd = np.where(anew, 2, self.counted + 1), np.where(far & ~anew, busy_s, np.nan)
         if anew.any():
-            self.before, self.doubt = None, 1.0
+            self.speed_changed()
+
+    def speed_changed(self) -> None:
+        """Forget what waits for an answer, since the answer would be to something else."""
+        self.before, self.doubt = None, 1.0
 
 
 class Cautious(LBBSP):
@@ -248,3 +274,120 @@ class Cautious(LBBSP):
             held_s = (plan.shares + fixed) / (speeds * (1.0 + fixed / size))
             speeds, fixed = (plan.shares + beta) / held_s / (1.0 + beta / size), beta
         return super()._worthwhile(plan, speeds, fixed, limits)
+
+
+class EvidenceOfMeans(Evidence):
+    """A rank's mean time since its share changed, in place of its forecast, once the mean has the smaller error."""
+
+    longest = 100  # rounds of a mean
+
+    def __init__(self, workers: int, typical_size: float, step: int = 1) -> None:
+        super().__init__(workers, typical_size, step)
+        self.size, self.mean, self.counted, self.differs = np.zeros((4, workers))
+
+    def learn(self, table: RoundTable) -> None:
+        """Take a round into the means."""
+        super().learn(table)
+        count = np.maximum(table.column("micro_batches"), 1.0)
+        size, seconds = table.column("timed_samples") / count, table.busy_s / count
+        told = (size > 0.0) & (seconds > 0.0)
+        self.counted = np.where(told & (size != self.size), 0.0, self.counted)
+        off = np.clip(
+            seconds / np.where(self.counted > 0.0, self.mean, seconds) - 1.0, *(3.0 * self._scatter * [[-1], [1]])
+        )
+        mean = np.where(
+            self.counted > 0.0, self.mean * (1.0 + off / np.minimum(self.counted + 1.0, self.longest)), seconds
+        )
+        self.mean, self.size = np.where(told, mean, self.mean), np.where(told, size, self.size)
+        self.counted += told
+
+    def better(self, speeds: Floats, fixed: Floats) -> Floats:
+        """Return speeds by means where these are better; forget a mean that forecasts contradict twice in a row."""
+        with np.errstate(invalid="ignore", divide="ignore"):
+            by_mean = (self.size + fixed) / (1.0 + fixed / self._typical_size) / self.mean
+            contradicted = np.abs(speeds / by_mean - 1.0) > _DOUBT_PER_SCATTER * self._scatter
+        self.differs = np.where(contradicted & (self.counted > 1), self.differs + 1, 0)
+        self.counted = np.where(self.differs > 1, 0.0, self.counted)
+        return np.where(self.counted >= 9.0, by_mean, speeds)
+
+    def trusted_part(self, fixed: Floats) -> Floats:
+        """Return the share of each rank's time that is beyond doubt."""
+        doubt = np.minimum(1.0, 3.0 / np.sqrt(np.clip(self.counted, 1.0, self.longest)))
+        return 1.0 - (1.0 - super().trusted_part(fixed)) * doubt
+
+
+class ByMeans(Cautious):
+    """Cautious steps, by mean times where a split has stayed: the longer it stays, the better it is known."""
+
+    made_of = (EvidenceOfMeans,)
+
+    def _worthwhile(self, plan: RoundPlan, speeds: Floats, fixed: Floats, limits: Floats) -> RoundPlan:
+        return super()._worthwhile(plan, self._evidence.better(speeds, fixed), fixed, limits)
+
+    def _no_evidence(self) -> Evidence:
+        return EvidenceOfMeans(self._equal.workers, self._typical_size, self.multiple_of)
+
+
+class TrustRegion(Control):
+    """Reverting speeds propose; a radius around equal shares bounds the split, and the rounds' own answers move it.
+
+    After a move the saved time is that of the latest rank, by mean times since the shares changed and those before. If
+    it is beyond doubt more than a quarter of the promised, the radius doubles. If it is beyond doubt less, the radius
+    halves and the split is taken back. After 20 rounds that counts without a doubt. So no split stays much longer that
+    is no gain.
+    """
+
+    first_radius, least_radius, answer, doubt_per_noise = 0.5, 0.125, 0.25, 2.0 / 3.0
+    patience, rounds, errors = 20, 2, 2.0
+
+    def predictor(self) -> Predictor:
+        """Return what each rank predicts its speed by."""
+        return Reverting()
+
+    def begin(self, workers: int) -> None:
+        super().begin(workers)
+        self.radius, self.promise = self.first_radius, None
+
+    def next(self, plan: RoundPlan, finished: FinishedRound) -> RoundPlan:
+        table = finished.table
+        if finished.plan.samples != plan.samples or plan.total != self.equal.total:
+            return plan
+        self.learn(table.busy_s, np.array(plan.shares))
+        speeds, fixed = table.column("samples_per_s"), float(table.column("fixed_samples").mean())
+        if not (speeds > 0).all() or self.counted.min() < self.rounds:
+            return plan
+        if self.promise is not None and (answered := self.judge()) is not None:
+            return answered
+        costs = AffineCosts(speeds, np.full(len(speeds), fixed), self.reference, 1, 1)
+        wanted = costs.divided(plan, self.max_micro_batch)
+        departs = float((1 - wanted.shares / self.equal.shares).max())
+        within = self.part(costs, self.equal, wanted, self.radius / departs if departs else 1.0)
+        if (
+            not costs.near_best(plan, TOLERANCE, 1 - self.doubt_per_noise * self.noise)
+            and within.samples != plan.samples
+        ):
+            saves = 1 - costs.latest_s(within) / costs.latest_s(plan)
+            if saves > 0:
+                self.promise = plan, float(self.mean.max()), self.counted.min(), saves
+                return within
+        if costs.latest_s(self.equal) < costs.latest_s(plan):
+            self.promise = None
+            return self.equal
+        return plan
+
+    def judge(self) -> RoundPlan | None:
+        """Return the split before the latest one if that is no gain."""
+        before, latest_s, counted, saves = self.promise
+        error = self.errors * float(self.noise.max()) * math.sqrt(1 / counted + 1 / self.counted.min())
+        error = 0.0 if self.counted.min() >= self.patience else error
+        saved = 1 - float(self.mean.max()) / latest_s
+        if saved - error > self.answer * saves:
+            self.radius, self.promise = min(2 * self.radius, 1.0), None
+        elif saved + error < self.answer * saves:
+            self.radius, self.promise = max(self.radius / 2, self.least_radius), None
+            return before
+        return None
+
+    def speed_changed(self) -> None:
+        """Forget what waits for an answer, since the answer would be to something else."""
+        self.promise = None

@@ -1,4 +1,4 @@
-"""One rank of `benchmarks/default.py --ranks`: train with LB-BSP beside an equal rank, and report the splits."""
+"""One rank of `benchmarks/default.py --ranks`: train beside ranks that sleep, and report splits and times."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from itertools import pairwise
 
 import numpy as np
 import torch
+from default import ENTRANTS, LOOKS, REAL, SHARE, TURN
 from torch.utils.data import TensorDataset
 
-from hvd_hetero.policies import LBBSP
 from hvd_hetero.testing import report
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance
 
-SHARE, STEP_S, FEATURES = 64, 0.04, 16
+STEP_S, FEATURES = 0.04, 16
 
 
 class Sleeps(torch.nn.Linear):
@@ -22,32 +22,38 @@ class Sleeps(torch.nn.Linear):
 
     def __init__(self, phi: float, scatter: float, seed: list[int]) -> None:
         super().__init__(FEATURES, FEATURES)
-        self.phi, self.scatter, self.chance = phi, scatter, np.random.default_rng(seed)
+        self.phi, self.scatter, self.chance, self.slowness = phi, scatter, np.random.default_rng(seed), 1.0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         luck = self.chance.lognormal(-0.5 * self.scatter**2, self.scatter)
-        time.sleep(luck * STEP_S * (self.phi + (1.0 - self.phi) * len(x) / SHARE))
+        time.sleep(self.slowness * luck * STEP_S * (self.phi + (1.0 - self.phi) * len(x) / SHARE))
         return super().forward(x)
 
 
 def main() -> None:
-    phi, scatter, seed, rounds = float(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+    kind, entrant, phi, scatter, seed, rounds = sys.argv[1], sys.argv[2], *map(float, sys.argv[3:])
     torch.manual_seed(1)
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo")
     rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    model, plans = Sleeps(phi, scatter, [seed, rank]), []
-    balance = LoadBalance(LBBSP(), global_batch=SHARE * ranks)
+    model, plans = Sleeps(phi, scatter, [int(seed), rank]), []
+    balance = LoadBalance(ENTRANTS[entrant].policy(), global_batch=SHARE * ranks)
     balance.on_round(lambda record: plans.append(tuple(record["samples"])))
-    loader = BalancedLoader(TensorDataset(torch.randn(SHARE * ranks * rounds, FEATURES)), balance)
+    loader = BalancedLoader(TensorDataset(torch.randn(SHARE * ranks * int(rounds), FEATURES)), balance)
     optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), balance, model.named_parameters())
-    for (x,) in loader:
+    began_at = 0.0
+    for number, (x,) in enumerate(loader):
+        if number == LOOKS:
+            began_at = time.perf_counter()
+        turn = number // TURN if kind == "switching" else 0
+        model.slowness = REAL[kind][(rank + turn) % ranks]
         optimizer.zero_grad()
         model(x).square().mean().backward()
         optimizer.step()
+    seconds = (time.perf_counter() - began_at) / (rounds - LOOKS)
     balance.close()
     splits = sum(a != b for a, b in pairwise(plans))
-    report({"least": min(map(min, plans), default=0), "splits": splits})  # only rank 0 hears of rounds
+    report({"least": min(map(min, plans), default=0), "splits": splits, "round_s": seconds})  # of rank 0 alone
     torch.distributed.destroy_process_group()
 
 

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
+from itertools import pairwise
 from pathlib import Path
 
 
@@ -49,10 +50,14 @@ def judged(medians: Sequence[tuple[float, float]], target: float, small: float) 
 
 
 def _command() -> str:
-    """Return the command from the project's root, with all options; for a script elsewhere, its name."""
+    """Return the command from the project's root, with all options; for a script elsewhere, its name.
+
+    The folder of traces is wherever somebody has them.
+    """
     script, root = Path(sys.argv[0]).resolve(), Path(__file__).resolve().parents[1]
     shown = script.relative_to(root) if script.is_relative_to(root) else Path(script.name)
-    return shlex.join(["python", str(shown), *sys.argv[1:]])
+    arguments = ["DIR" if name == "--traces" else each for name, each in pairwise(["", *sys.argv[1:]])]
+    return shlex.join(["python", str(shown), *arguments])
 
 
 def _commit() -> str:

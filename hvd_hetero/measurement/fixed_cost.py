@@ -49,14 +49,18 @@ Ranks = npt.NDArray[np.intp]
 _ROUNDS_COMPARED = 8  # M: so long a rank's speed has to stay, for its times to tell of the size
 _TAILS = 4.0  # τ: one strange round does not outweigh two good ones
 _LINE_ERROR = 0.01  # σ_0: what a line leaves out of a real step
-_FIRST_SCATTER, _LEAST_SCATTER = 0.05, 1e-4  # σ: before it is known, and at least
+# σ before it is known, and at least. 0.05 is what ranks usually scatter (``policies.evidence`` begins with more, to
+# doubt moves): with more, the first changes of size, which teach most, would count for less. Arbitrary.
+_FIRST_SCATTER, _LEAST_SCATTER = 0.05, 1e-4
 _STEP, _MEDIAN = 1.1, 0.6745  # how fast σ moves in a round; the median of normal errors, in deviations
 _JUMP, _LEAST_JUMP = 5.0, 0.05  # deviations, and of a time: beyond both, the rank has changed
 _SAME_DRIVER = 0.05  # of a CPU or a memory: with less, a rank counts as it was
 _MOST_FROM_OTHERS = 20.0  # C: four and a half deviations, less than a rank of another kind finds out
 _MOST_EVIDENCE = 60.0  # of L: as much new evidence outweighs all before it
 
-_SHARES = np.concatenate([np.linspace(0.0, 0.9, 19), [0.92, 0.94, 0.96, 0.98, 0.99]])  # φ
+# φ, in steps of 0.05, and finer where β = r φ / (1 - φ) grows fast; arbitrary. 0.99 ends it: with more, a round would
+# hardly depend on the split.
+_SHARES = np.concatenate([np.linspace(0.0, 0.9, 19), [0.92, 0.94, 0.96, 0.98, 0.99]])
 _ODDS = _SHARES / (1.0 - _SHARES)  # β / r
 
 

@@ -27,9 +27,12 @@ from hvd_hetero.rounds import RoundPlan, RoundTable
 
 Floats = npt.NDArray[np.float64]
 
-_FIRST_SCATTER, _LEAST_SCATTER, _MOST_SCATTER = 0.1, 1e-4, 1.0  # σ: before it is known, and its limits
+# σ before it is known, and its limits. 0.1 is more than most ranks scatter, so the first moves are doubted; arbitrary.
+_FIRST_SCATTER, _LEAST_SCATTER, _MOST_SCATTER = 0.1, 1e-4, 1.0
 _STEP, _MEDIAN = 1.1, 0.6745  # how fast σ moves in a round; the median of normal errors, in deviations
 _DOUBT_PER_SCATTER = 2.0 / 3.0  # two standard errors of a forecast, each a third of what rounds scatter
+# However much rounds scatter, a split is left for one that takes less than half as long. Arbitrary.
+_LEAST_TRUSTED_PART = 0.5
 _REACH_OF_SIZES = 4.0 / 3.0  # times the sizes measured: beyond them a line is not known to hold
 
 
@@ -69,7 +72,7 @@ class Evidence(Kept):
     def trusted_part(self, fixed: Floats) -> Floats:
         """Return the share of each rank's time that is beyond doubt."""
         amplified = 0.5 + 0.5 * fixed / (fixed + self._typical_size)
-        trusted_part: Floats = np.maximum(1.0 - _DOUBT_PER_SCATTER * amplified * self._scatter, 0.5)
+        trusted_part: Floats = np.maximum(1.0 - _DOUBT_PER_SCATTER * amplified * self._scatter, _LEAST_TRUSTED_PART)
         return trusted_part
 
     def allowed_part(self, plan: RoundPlan, wanted: RoundPlan) -> float:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _RETURNS_BELOW = 2 / 3  # of the tolerance equal shares return; at all of it, noise would switch to and fro
 _DEPARTURE_PER_GAIN = 8.0  # of an equal share, for a round that is saved; where b = 0, 1 would do
-_TAKEN_BACK_BEYOND = 1.5  # times that; at 1, a split would follow every forecast of the gain
+_TAKEN_BACK_BEYOND = 1.5  # times that, arbitrary; at 1, a split would follow every forecast of the gain
 
 
 class LBBSP(Policy):

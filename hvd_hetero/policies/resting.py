@@ -29,7 +29,7 @@ from hvd_hetero.policies.affine_shares import AffineCosts, Floats
 _LEAST_GAIN = 0.01  # ε: less is not seen in measurements
 _LEAST_REST = 20  # K: rounds between two trials of a rank, however cheap they are
 _TRIAL_SHARE = 0.002  # c: of all time, a fifth of the gain for which a rank rests
-_LONGER_IN_DOUBT = 8.0  # times as many rounds: without β a trial may take as much longer
+_LONGER_IN_DOUBT = 8.0  # times as many rounds: without β a trial takes longer than forecast, by an unknown factor
 
 
 class Resting:

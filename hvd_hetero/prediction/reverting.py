@@ -44,6 +44,12 @@ _PRIOR, _DEVIATION, _LEVEL_ROUNDS = (0.2, 0.5), 0.3, 100
 _DRIVEN = ((*_PRIOR, 0.5, 0.5), 0.2, 50)
 
 
+# A round counts in full up to so many deviations σ, and in any case up to so large a change of log speed.
+_DEVIATIONS_IN_FULL, _CHANGE_IN_FULL = 10.0, 0.1
+# Of the largest pivot: what is left of a smaller one is rounding.
+_LEAST_PIVOT = 1e-9
+
+
 class Reverting(Predictor):
     """Predict the last speed, pulled back to the one before and to the running mean as far as that has helped.
 
@@ -104,7 +110,7 @@ class Reverting(Predictor):
         # Otherwise squares of one round that was 1000 times too slow would outweigh ten thousand ordinary ones.
         # Clipping the error alone would not do, since the features of the round after an outlier would still weigh. A
         # lasting change of scale is taken in all the same: σ grows by up to a fifth a round.
-        limit = max(10.0 * math.sqrt(self._errors / max(self._weight, 1.0)), 0.1)
+        limit = max(_DEVIATIONS_IN_FULL * math.sqrt(self._errors / max(self._weight, 1.0)), _CHANGE_IN_FULL)
         return limit / size if size > limit else 1.0
 
     def _learn(self, x: Sequence[float], z: float) -> None:
@@ -136,7 +142,7 @@ def _solution(squares: Sequence[float], products: Sequence[float], pull: float) 
     for i in range(n, 0, -1):
         rows.append([squares[at] + pull, *squares[at + 1 : at + i]])
         at += i
-    least = 1e-9 * max([row[0] for row in rows])
+    least = _LEAST_PIVOT * max([row[0] for row in rows])
     for i, row in enumerate(rows):
         if row[0] <= least:  # speeds that never moved, or features that move together
             return [0.0] * n
