@@ -165,5 +165,5 @@ def test_absurd_speeds_change_no_share_and_are_said_once_each(frozen):
     _, record, said = frozen
     plans = {tuple(plan) for plan in record.plans[44:66]}
     assert len(plans) == 1
-    assert said.count("rank 1 forecasts") == 4
-    assert said.count("is credible again") == 4
+    assert said.count("it keeps its share until its forecast is credible") == 4
+    assert said.count("rank 1 forecasts a credible speed again") == 4
