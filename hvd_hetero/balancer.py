@@ -147,7 +147,7 @@ class Balancer:
         return self.planner.policy
 
     def bound(self, bounds: Sequence[int]) -> None:
-        """Let each rank's micro-batches hold at most so many samples; before the first round, alike on all ranks."""
+        """Bound each rank's micro-batches, in samples; before the first round, with the same bounds on all ranks."""
         self.planner.bound(bounds)
         self._use_bound()
 

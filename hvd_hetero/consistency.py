@@ -25,7 +25,7 @@ from hvd_hetero.rounds import RoundTable, checksum
 
 @dataclass(frozen=True, slots=True)
 class Remedies:
-    """What errors tell users to do if ranks disagree; each adapter says it in the words of its framework."""
+    """What errors advise users to do if ranks disagree, in the words of an adapter's framework."""
 
     fingerprint: str = "Give all ranks the same policy, global_batch, data, seed, prefetch and parameters to train"
     contents: str = "Give all ranks the same samples in the same order, and seed what is drawn at random"

@@ -73,8 +73,8 @@ class Session:
         self.devices = [device[0]] * workers
         """The names of the ranks' devices; empty where they have none."""
         if wire is not None and workers > 1:
-            said = getattr(policy, "max_micro_batch", None)
-            of_ranks = wire.allgather_object((*device, said), name="hetero.devices")
+            bound = getattr(policy, "max_micro_batch", None)
+            of_ranks = wire.allgather_object((*device, bound), name="hetero.devices")
             names, sizes, bounds = map(list, zip(*of_ranks, strict=True))
             self.devices = names
             require_same_bounds("max_micro_batch", bounds, "give max_micro_batch=[…], with one bound for each rank")

@@ -86,7 +86,7 @@ def fit_gamma(batch: ArrayLike, seconds: ArrayLike) -> Gamma:
     if sizes.size < 3:
         raise ValueError(
             f"batch must hold at least 3 different sizes that ran, below the first that ran out of memory, got "
-            f"{sizes.tolist()}; two cannot tell an outlier from a slope: measure more, or smaller, batches"
+            f"{sizes.tolist()}; with two, an outlier looks like a slope: measure more, or smaller, batches"
         )
     times = np.array([np.median(t[fits & (x == size)]) for size in sizes])
     # The largest batch that ran below the smallest that did not: memory use is not extrapolated, since it need not be

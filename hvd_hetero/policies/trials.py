@@ -82,7 +82,7 @@ class Trials(Kept):
         if self._rounds[k] < 1.0:
             self._rounds[k], self._seconds[k], self._variance[k] = 1.0, seconds, 0.0
             return
-        if not self._variance[k]:  # the first round may have been the strange one
+        if not self._variance[k]:  # the first round may have been an outlier
             self._seconds[k] = min(self._seconds[k], _ROUND_COUNTS_UP_TO * seconds)
         self._rounds[k] = rounds = min(self._rounds[k] + 1.0, _ROUNDS_AVERAGED)
         missed = min(seconds, _ROUND_COUNTS_UP_TO * self._seconds[k]) - self._seconds[k]

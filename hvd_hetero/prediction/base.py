@@ -10,7 +10,7 @@ Contract, checked by a conformance suite (`hvd_hetero.testing.predictors`) for e
 - ``predict`` is ``nan`` before the first valid measurement, finite and positive afterwards;
 - whatever the drivers say, a forecast is between the slowest measured speed / `MARGIN` and `MARGIN` times the fastest;
 - a speed that is NaN, zero, negative or infinite is no measurement: it is ignored, and the history keeps its last;
-- two predictors that were built alike and fed alike predict alike;
+- two predictors with the same options and the same history have the same forecast;
 - ``state_dict`` is plain data that survives JSON, and carries a name and a version. It holds what was learnt, not how
   the predictor was built: loaded into one with other options, it goes on from that history with those options.
 """

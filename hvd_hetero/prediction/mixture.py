@@ -86,7 +86,7 @@ class Mixture(Predictor):
 
     def _learn(self, forecasts: Sequence[float], speed: float) -> None:
         # Bounded, so that no sum of them is infinite.
-        squares = [min((said - speed) * (said - speed), 1e300) for said in forecasts]
+        squares = [min((forecast - speed) * (forecast - speed), 1e300) for forecast in forecasts]
         known, largest = max(self._errors), max(squares)
         least = min(speed, *forecasts)  # as v alone may be a thousand times too large
         # Not while all errors before were rounding.

@@ -26,13 +26,13 @@ def log_change(round: int, before: RoundPlan, after: RoundPlan, table: RoundTabl
     if (after.samples, after.micro_batches) == (before.samples, before.micro_batches):
         return
     if logger.isEnabledFor(logging.INFO):
-        logger.info("from round %d on, %s: %s", round, _change(before, after), _reason(table))
+        logger.info("from round %d on, %s: %s", round, _change(before, after), _inputs_of(table))
 
 
-def log_rests(round: int, plan: RoundPlan, said: set[int]) -> None:
-    """Warn of ranks that do no samples from a round on, and add them to those ``said``: once each, despite trials."""
-    if new := [rank for rank in np.flatnonzero(plan.shares == 0).tolist() if rank not in said]:
-        said.update(new)
+def log_rests(round: int, plan: RoundPlan, announced: set[int]) -> None:
+    """Warn of ranks that do no samples from a round on, and add them to ``announced``: once each, despite trials."""
+    if new := [rank for rank in np.flatnonzero(plan.shares == 0).tolist() if rank not in announced]:
+        announced.update(new)
         more = f" and {len(new) - LISTED_RANKS} more" if len(new) > LISTED_RANKS else ""
         several, listed = len(new) > 1, ", ".join(map(str, new[:LISTED_RANKS])) + more
         logger.warning(
@@ -54,13 +54,13 @@ def _change(before: RoundPlan, after: RoundPlan) -> str:
     return f"{what} of {np.count_nonzero(moved)} of {len(old)} ranks, as rank {rank}'s: {old[rank]} -> {new[rank]}"
 
 
-def _reason(table: RoundTable) -> str:
+def _inputs_of(table: RoundTable) -> str:
     speeds, limits = table.figures("samples_per_s"), table.figures("limit")
     if np.isfinite(speeds).all():
-        said = f"the ranks expect {_listed(speeds)} samples/s"
+        inputs = f"the ranks expect {_listed(speeds)} samples/s"
     else:
-        said = f"the ranks were at work for {_listed(table.busy_s.tolist())} s"
-    return f"{said}; {_listed(limits)} samples fit in memory (0: not known)" if any(limits) else said
+        inputs = f"the ranks were at work for {_listed(table.busy_s.tolist())} s"
+    return f"{inputs}; {_listed(limits)} samples fit in memory (0: not known)" if any(limits) else inputs
 
 
 def _listed(values: list[float]) -> str:

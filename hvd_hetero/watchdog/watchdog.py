@@ -174,7 +174,7 @@ class Watchdog:
             channel.close()
 
     def _warn_of_unreachable(self, answered: Container[int]) -> None:
-        """Warn of ranks whose packets do not pass: whoever finishes a round is not heard by them, nor they by it."""
+        """Warn of ranks from which no packet has come: signals that end a round pass neither to nor from them."""
         silent = [rank for rank in range(len(self._hosts)) if rank != self._progress.rank and rank not in answered]
         if silent:
             logger.warning(

@@ -216,7 +216,9 @@ def _train(rows: list[tuple[float, ...]], current: Parameters, start: Parameters
     window = np.array(rows)
     inputs, targets, by_ema = window[:, : neural_network.INPUTS], window[:, -2], window[:, -1]
     old = len(rows) * 4 // 5
-    fitted = neural_network.fit(current or start, inputs[:old], targets[:old], pull=pull, rest=lambda: time.sleep(0))
+    fitted = neural_network.fit(
+        current or start, inputs[:old], targets[:old], pull=pull, give_way=lambda: time.sleep(0)
+    )
     in_use = neural_network.forward_rows(np.array(current), inputs)[0] if current else by_ema
     new = neural_network.forward_rows(np.array(fitted.parameters), inputs)[0]
     errors = [float(np.sum((forecast - targets)[old:] ** 2)) for forecast in (new, in_use)]

@@ -74,9 +74,9 @@ def fit(
     *,
     pull: float,
     max_steps: int = 100,
-    rest: Callable[[], None] = lambda: None,
+    give_way: Callable[[], None] = lambda: None,
 ) -> FittedNetwork:
-    """Minimise L from ``initial``, which is θ0 too, with ρ = ``pull``; calls ``rest`` between steps, to give way."""
+    """Minimise L from ``initial``, which is θ0 too, with ρ = ``pull``; calls ``give_way`` in each step."""
     from scipy.optimize import least_squares  # takes a fifth of a second, which a job without NARX need not pay
 
     anchor = np.asarray(initial, dtype=np.float64)
@@ -84,7 +84,7 @@ def fit(
     held = math.sqrt(pull) * np.eye(PARAMETERS)
 
     def residuals(theta: Floats) -> Floats:
-        rest()
+        give_way()
         errors = (forward_rows(theta, inputs)[0] - targets) / scale
         return np.concatenate([errors, held @ (theta - anchor)])
 

@@ -71,10 +71,10 @@ def test_the_fit_is_as_good_as_another_methods():
 def test_a_fit_ends_early_when_the_loss_no_longer_falls_and_gives_way_between_steps():
     rng, rests = np.random.default_rng(5), []
     u, noise = rng.normal(size=(100, 4)), rng.normal(size=100)
-    neural_network.fit(neural_network.start(0), u, noise, pull=1.0, max_steps=500, rest=lambda: rests.append(None))
+    neural_network.fit(neural_network.start(0), u, noise, pull=1.0, max_steps=500, give_way=lambda: rests.append(None))
     assert 2 < len(rests) < 100
     rests.clear()
-    neural_network.fit(neural_network.start(0), u, u[:, 0], pull=0.01, max_steps=2, rest=lambda: rests.append(None))
+    neural_network.fit(neural_network.start(0), u, u[:, 0], pull=0.01, max_steps=2, give_way=lambda: rests.append(None))
     assert len(rests) < 8
 
 
