@@ -54,8 +54,13 @@ class ScaleLoss(Callback):  # type: ignore[misc]
             )
         session.beside.weigh(loss, divided_by)
 
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """Give loaders of streams a length: else Lightning would draw each batch before it has used the last."""
+        if trainer.max_steps > 0:
+            self._balance._session.batches_at_most = trainer.max_steps * trainer.accumulate_grad_batches
+
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Refuse a loader without a length, whose batches Lightning would draw before it has used those before."""
+        """Refuse loaders whose batches Lightning would draw too early, or count otherwise."""
         loader = trainer.train_dataloader
         if isinstance(loader, BalancedLoader) and loader.cuts_by_cost:
             raise ValueError(
@@ -65,5 +70,5 @@ class ScaleLoss(Callback):  # type: ignore[misc]
         if isinstance(loader, BalancedLoader) and not loader.sized:
             raise ValueError(
                 "the loader's stream has no __len__, so Lightning would draw each batch before it has used the last; "
-                "give a stream with __len__, or BalancedLoader(…, stream='shard', rounds_per_epoch=…)"
+                "give Trainer(max_steps=…), a stream with __len__, or rounds_per_epoch"
             )

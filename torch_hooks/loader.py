@@ -211,13 +211,16 @@ class BalancedLoader:
             return self._rounds_per_epoch * self._in_step
         size = self._cutter.order.size  # of this epoch: samplers may draw more in one than in another
         if size is None:
+            if self._session.batches_at_most:
+                return self._session.batches_at_most
             raise TypeError("the length of this loader is not known, for its stream has no __len__")
         return self._cutter.rounds_of(size) * self._in_step
 
     @property
     def sized(self) -> bool:
         """Whether it has a length: not where a stream has none."""
-        return self._rounds_per_epoch is not None or self._cutter.order.size is not None
+        known = self._rounds_per_epoch is not None or self._cutter.order.size is not None
+        return known or self._session.batches_at_most > 0
 
     @property
     def cuts_by_cost(self) -> bool:

@@ -99,6 +99,8 @@ class TorchSession(Session):
         self.closed: Callable[[], None] = nothing
         """What notes that a round beside a reducer is closed: the reader of its batch."""
         self._reducer = reducer
+        self.batches_at_most = 0
+        """Batches that the loop draws from a loader of unknown length, if what runs it has said so."""
         self.waits_in_layers = False
         """Whether layers wait for other ranks, so that none may leave out a micro-batch."""
         self._others: list[TorchSession] = []

@@ -19,14 +19,16 @@ but for those that ``max_micro_batch`` of the policy names (``docs/memory.md``).
 **The costs** of samples come from ``cost_of``, or are the lengths by which the Trainer itself would arrange samples:
 "group_by_length" of ``train_sampling_strategy`` keeps its order, "batch_rebalance" takes a random one.
 
-**Resuming.** All rounds hold as many samples, so the number of steps says which are done.
+**Resuming.** All rounds hold as many samples, so the number of steps says which are done. Of a stream, the checkpoint
+holds the loader's state, in a file of its own.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -39,6 +41,7 @@ from torch_hooks.load_balance import LoadBalance
 from torch_hooks.loader import BalancedLoader
 
 _NO_BATCH = object()
+_STREAM = "stream.pt"  # in a checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +50,7 @@ class Balanced:
     """A mixin for a ``Trainer`` and its subclasses: ``class MyTrainer(Balanced, SFTTrainer)``.
 
     ``balance``: the ``LoadBalance`` of this training, whose ``global_batch`` is then decisive; None: LB-BSP.
+    ``stream``: as in ``BalancedLoader``, for an ``IterableDataset``, which needs ``max_steps``.
     ``cost_of``: as in ``BalancedLoader``; None: the lengths by which ``train_sampling_strategy`` arranges samples, if
     any. ``max_micro_batch_cost``: as in ``BalancedLoader``; None: ``per_device_train_batch_size`` of the longest
     samples. For trainers whose loss comes from ``Trainer.compute_loss``.
@@ -54,20 +58,17 @@ class Balanced:
 
     def __init__(
         self, *args: Any, balance: LoadBalance | None = None, cost_of: Any = None, max_micro_batch_cost: Said = None,
-        **options: Any,
+        stream: Literal["whole", "shard"] = "whole", **options: Any,
     ) -> None:  # fmt: skip
         super().__init__(*args, **options)
         trainer: Any = self
         self.balance: Any = balance
         self._cost_of, self._max_micro_batch_cost = cost_of, max_micro_batch_cost
+        self._stream = stream if isinstance(trainer.train_dataset, IterableDataset) else None
         self._loader: BalancedLoader | None = None
         self._normalised: bool | None = None
         if balance is None and trainer.args.world_size == 1:
             return  # one process trains as with the Trainer underneath
-        if isinstance(trainer.train_dataset, IterableDataset):
-            raise ValueError(
-                "train_dataset is a stream, which this Trainer cannot resume; give one with __len__ and __getitem__"
-            )
         if not hasattr(Trainer, "loss_is_scaled_for_ga"):
             raise ImportError("this Trainer divides losses by itself; install transformers 5.24 or newer")
         if trainer.args.world_size > 1 and not trainer.args.average_tokens_across_devices:
@@ -112,13 +113,15 @@ class Balanced:
             return stock
         if self._loader is None:
             self._skips = not args.ignore_data_skip
-            sampler = trainer._get_train_sampler(stock.dataset)
+            # Of a stream the Trainer's own loader gives each rank a part, and so does one of Hugging Face's in it.
+            dataset = stock.dataset if self._stream is None else trainer.train_dataset
+            sampler = None if self._stream else trainer._get_train_sampler(dataset)
             cost_of = getattr(sampler, "lengths", None) if self._cost_of is None else self._cost_of
             most = self._bounded(cost_of)
             if args.train_sampling_strategy == "batch_rebalance":  # a sampler of this rank's part
-                sampler = RandomSampler(stock.dataset)
+                sampler = RandomSampler(dataset)
             self._loader = BalancedLoader(
-                stock.dataset, self.balance, sampler=sampler, cost_of=cost_of, max_micro_batch_cost=most,
+                dataset, self.balance, sampler=sampler, stream=self._stream, cost_of=cost_of, max_micro_batch_cost=most,
                 seed=args.seed if args.data_seed is None else args.data_seed, drop_last=args.dataloader_drop_last,
                 micro_batches=args.gradient_accumulation_steps, collate_fn=stock.collate_fn,
                 num_workers=stock.num_workers, prefetch_factor=stock.prefetch_factor, pin_memory=stock.pin_memory,
@@ -128,7 +131,13 @@ class Balanced:
             if (costs := self._loader._cutter.order.costs) is not None:
                 costs.exactly = True
         args.ignore_data_skip = True  # `_Place` skips
-        return self._loader
+        return self._loader if self._stream is None else _Epochs(self._loader)
+
+    def _inner_training_loop(self, *args: Any, resume_from_checkpoint: str | None = None, **options: Any) -> Any:
+        self._resumes_from = resume_from_checkpoint
+        return super()._inner_training_loop(  # type: ignore[misc]
+            *args, resume_from_checkpoint=resume_from_checkpoint, **options
+        )
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> tuple[list[Any], Any]:
         """Return the micro-batches of a round, each of which begins when it is taken, and the number of tokens."""
@@ -192,22 +201,53 @@ class _InTurn(list[Any]):
             yield next(self._rest)
 
 
+class _Epochs:
+    """Epochs of a stream, counted by its loader: to a Trainer without a length all steps are one epoch."""
+
+    def __init__(self, loader: BalancedLoader) -> None:
+        self._loader = loader
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._loader)
+
+
 class _Place(TrainerCallback):
     """Goes on in the middle of an epoch, and counts epochs by steps."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
 
-    @property
-    def _rounds(self) -> int:
+    def _rounds(self, state: Any) -> int:
+        """Return the steps of an epoch; of a stream, all."""
+        if self._trainer._stream is not None:
+            return int(state.max_steps)
         return len(self._trainer._loader) // int(self._trainer.args.gradient_accumulation_steps)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        args.ignore_data_skip = not self._trainer._skips
-        epoch, done = divmod(state.global_step, self._rounds)
-        if done and self._trainer._skips:
-            self._trainer._loader.set_epoch(epoch)
-            self._trainer._loader.skip(done)
+        trainer = self._trainer
+        args.ignore_data_skip = not trainer._skips
+        epoch, done = divmod(state.global_step, self._rounds(state))
+        if not (done and trainer._skips):
+            return
+        if trainer._stream is None:
+            trainer._loader.set_epoch(epoch)
+            trainer._loader.skip(done)
+            return
+        path = Path(trainer._resumes_from or "", _STREAM)
+        saved = torch.load(path, weights_only=True) if args.process_index == 0 and path.exists() else None
+        saved = trainer.balance._session.wire.broadcast_object(saved, root_rank=0, name="trainer.stream")
+        if saved is None:
+            raise ValueError(
+                f"{path} is missing, the place in the stream, which BalancedTrainer saves; resume from another "
+                "checkpoint, or begin the stream at its front (ignore_data_skip=True)"
+            )
+        trainer._loader.load_state_dict(saved)
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self._trainer._stream is not None:
+            place = self._trainer._loader.state_dict()
+            if args.process_index == 0:
+                torch.save(place, Path(args.output_dir, f"checkpoint-{state.global_step}", _STREAM))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        state.epoch = state.global_step / self._rounds
+        state.epoch = state.global_step / self._rounds(state)

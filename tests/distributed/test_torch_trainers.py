@@ -63,6 +63,17 @@ def test_a_trainer_goes_on_in_the_middle_of_an_epoch(ranks):
         assert outcome["epochs"] == pytest.approx([3 - 1 / per_epoch, 3])
 
 
+@pytest.mark.parametrize("case", ["stream, whole", "stream, shard", "lightning, stream"])
+def test_trainers_take_streams_of_unknown_length_and_go_on_in_the_middle_of_one(ranks, case):
+    """Epochs of a stream end with it, whatever the trainer counts, and a resumed one may have other processes."""
+    for rank in ranks:
+        outcome = rank[case]
+        assert outcome["difference"] <= 1e-10
+        assert outcome["resumed: difference"] <= 1e-10
+        assert outcome["once"] == [True, True]
+        assert outcome.get("steps", [8, 8]) == [8, 8]
+
+
 def test_a_trainer_s_options_hold(ranks):
     for rank in ranks:
         assert rank["options"] == {"steps": 4, "rounds_ahead": 2}
@@ -81,6 +92,7 @@ def test_a_trainer_s_options_hold(ranks):
         ("a size that is found", "ValueError: auto_find_batch_size"),
         ("lightning divides otherwise", "ValueError: accumulate_grad_batches.*micro_batches=3"),
         ("lightning and a stream", "ValueError: .*no __len__.*rounds_per_epoch"),
+        ("a checkpoint of another trainer", "ValueError: .*stream.pt is missing.*ignore_data_skip=True"),
     ],
 )
 def test_what_a_trainer_cannot_do_is_refused(ranks, attempt, message):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from ranks import hvd
@@ -13,6 +15,7 @@ from hvd_hetero.testing.rank import RUN_DIR
 for name in ("RANK", "LOCAL_RANK"):
     os.environ[name] = os.environ["HOROVOD_RANK"]
 os.environ |= {"WORLD_SIZE": os.environ["HOROVOD_SIZE"], "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}  # not used
+import datasets  # noqa: E402
 import pytorch_lightning  # noqa: E402 - it looks at these variables
 import torch  # noqa: E402
 from pool import serve  # noqa: E402
@@ -70,15 +73,26 @@ def texts(samples: int) -> list[Any]:
     return [{"input_ids": [0] * length_of(i), "index": i} for i in range(samples)]
 
 
+def indices(parts: list[tuple[int, int]]) -> Iterator[dict[str, int]]:
+    for begin, end in parts:
+        yield from ({"index": i} for i in range(begin, end))
+
+
+def numbers(samples: int) -> Any:
+    """A stream of Hugging Face's, of unequal shards."""
+    ends = [0, 20, 21, 34, 34, samples]
+    return datasets.IterableDataset.from_generator(indices, gen_kwargs={"parts": list(pairwise(ends))})
+
+
 def trainer_of(kind: str, seen: list[list[int]], micro_batches: int, **options: Any) -> BalancedTrainer:
-    data = texts if "train_sampling_strategy" in options else Indexed
+    data = options.pop("data", texts if "train_sampling_strategy" in options else Indexed)
 
     def collate(samples: list[Any]) -> dict[str, torch.Tensor]:
-        seen.append([each["index"] if data is texts else each for each in samples])
+        seen.append([each if data is Indexed else each["index"] for each in samples])
         return batch_of(kind, seen[-1])
 
     balance = options.pop("balance", None) or LoadBalance(Shifting(max_micro_batch=[9, 10]), global_batch=BATCH)
-    cost_of = options.pop("cost_of", None)
+    of_loader = {name: options.pop(name) for name in ("cost_of", "stream") if name in options}
     arguments = TrainingArguments(
         os.path.join(os.environ[RUN_DIR], options.pop("path", "none")), use_cpu=True, report_to=[], disable_tqdm=True,
         gradient_accumulation_steps=micro_batches, optim="adamw_torch", learning_rate=RATE, max_grad_norm=CLIP,
@@ -86,8 +100,8 @@ def trainer_of(kind: str, seen: list[list[int]], micro_batches: int, **options: 
         **{"save_strategy": "no", "logging_steps": 1} | options,
     )  # fmt: skip
     return BalancedTrainer(
-        model_of(kind), arguments, train_dataset=data(SAMPLES), eval_dataset=data(7), data_collator=collate,
-        balance=balance, cost_of=cost_of,
+        model_of(kind), arguments, train_dataset=data(SAMPLES), eval_dataset=Indexed(7) if data is numbers else data(7),
+        data_collator=collate, balance=balance, **of_loader,
     )  # fmt: skip
 
 
@@ -181,6 +195,28 @@ def resumed(micro_batches: int) -> dict[str, Any]:
     }
 
 
+def streamed(stream: str, micro_batches: int) -> dict[str, Any]:
+    """A training of two epochs of a stream, and one that stops in the midst of the second and is resumed."""
+    options = {
+        "data": numbers, "stream": stream, "max_steps": 8, "path": f"streamed {stream}", "save_strategy": "steps",
+        "save_steps": 5,
+    }  # fmt: skip
+    former: list[list[int]] = []
+    first = trainer_of("tokens", former, micro_batches, **options)
+    first.train()
+    latter: list[list[int]] = []
+    second = trainer_of("tokens", latter, micro_batches, **options | {"dataloader_num_workers": 1})
+    second.train(resume_from_checkpoint=os.path.join(os.environ[RUN_DIR], options["path"], "checkpoint-5"))
+    whole, rest = together(former, micro_batches)[0], together(latter, micro_batches)[0]
+    both = whole[:5] + rest
+    return {
+        "difference": float((flat(first.model) - reference("tokens", whole)[0]).abs().max()),
+        "resumed: difference": float((flat(second.model) - reference("tokens", both)[0]).abs().max()),
+        "once": [each_once(rounds[:4], 1) and each_once(rounds[4:], 1) for rounds in (whole, both)],
+        "steps": [first.state.global_step, second.state.global_step],
+    }
+
+
 def by_cost(micro_batches: int, **how: Any) -> dict[str, Any]:
     """Equal shares, which then hold unequal numbers of samples."""
     return trained("tokens", micro_batches, balance=LoadBalance("bsp", global_batch=BATCH), **how)
@@ -224,6 +260,7 @@ def refused() -> dict[str, str]:
         "a size that is found": of(auto_find_batch_size=True),
         "lightning divides otherwise": refusal(lambda: fitted(Module(), [], 1, divided_by=3, max_epochs=1)),
         "lightning and a stream": refusal(lambda: fitted(Module(), [], 1, data=Stream(), max_epochs=1)),
+        "a checkpoint of another trainer": refusal(elsewhere),
     }
 
 
@@ -248,10 +285,7 @@ def loss_of(net: torch.nn.Module, indices: Any) -> torch.Tensor:
     return functional.mse_loss(net(x), x.sin().sum(1, keepdim=True))
 
 
-def lightning(micro_batches: int) -> dict[str, Any]:
-    whole, seen = Module(), []
-    fitted(whole, seen, micro_batches, max_epochs=3)
-    rounds, splits = together(seen, micro_batches)
+def by_hand(rounds: list[list[int]]) -> torch.Tensor:
     module = Module()
     optimizer = module.configure_optimizers()
     for indices in rounds:
@@ -259,6 +293,13 @@ def lightning(micro_batches: int) -> dict[str, Any]:
         loss_of(module.net, indices).backward()
         torch.nn.utils.clip_grad_norm_(module.parameters(), CLIP)
         optimizer.step()
+    return flat(module)
+
+
+def lightning(micro_batches: int) -> dict[str, Any]:
+    whole, seen = Module(), []
+    fitted(whole, seen, micro_batches, max_epochs=3)
+    rounds, splits = together(seen, micro_batches)
     path = os.path.join(os.environ[RUN_DIR], f"lightning{micro_batches}")
     first, second = Module(), Module()
     former: list[Any] = []
@@ -270,7 +311,7 @@ def lightning(micro_batches: int) -> dict[str, Any]:
     both = together(former, micro_batches)[0] + together(latter, micro_batches)[0]
     own = [float(loss_of(Module().net, seen[0]))]
     return {
-        "difference": float((flat(whole) - flat(module)).abs().max()),
+        "difference": float((flat(whole) - by_hand(rounds)).abs().max()),
         "splits": splits,
         "once": each_once(rounds, 3),
         "logs its own loss": whole.losses[:1] == own,
@@ -284,6 +325,35 @@ class Stream(torch.utils.data.IterableDataset):
         return iter(range(SAMPLES))
 
 
+def elsewhere() -> None:
+    options = {"data": numbers, "max_steps": 4, "path": "elsewhere", "save_strategy": "steps", "save_steps": 2}
+    trainer_of("tokens", [], 1, **options).train()
+    path = Path(os.environ[RUN_DIR], "elsewhere", "checkpoint-2")
+    torch.distributed.barrier()
+    if not hvd.rank():
+        (path / "stream.pt").unlink()
+    torch.distributed.barrier()
+    trainer_of("tokens", [], 1, **options).train(resume_from_checkpoint=str(path))
+
+
+def lightning_streamed() -> dict[str, Any]:
+    """Two epochs of a stream of unknown length; and one that is stopped in the second, and goes on."""
+    path = os.path.join(os.environ[RUN_DIR], "lightning, streamed")
+    modules, seen = [Module(), Module()], [[], []]
+    save = pytorch_lightning.callbacks.ModelCheckpoint(path, every_n_train_steps=6, save_top_k=-1, filename="{step}")
+    fitted(modules[0], seen[0], 2, save, data=numbers(SAMPLES), max_steps=8)
+    torch.distributed.barrier()
+    resume = os.path.join(path, "step=6.ckpt")
+    fitted(modules[1], seen[1], 2, data=numbers(SAMPLES), max_steps=8, resume=resume)
+    whole, rest = together(seen[0], 2)[0], together(seen[1], 2)[0]
+    both = whole[:6] + rest
+    return {
+        "once": [each_once(rounds[:4], 1) and each_once(rounds[4:], 1) for rounds in (whole, both)],
+        "difference": float((flat(modules[0]) - by_hand(whole)).abs().max()),
+        "resumed: difference": float((flat(modules[1]) - by_hand(both)).abs().max()),
+    }
+
+
 def fitted(
     module: Module,
     seen: list[Any],
@@ -295,9 +365,9 @@ def fitted(
     policy: Any = None,
     **options: Any,
 ) -> None:
-    def collate(samples: list[int]) -> list[int]:
-        seen.append(list(samples))
-        return list(samples)
+    def collate(samples: list[Any]) -> list[int]:
+        seen.append([each["index"] if isinstance(each, dict) else each for each in samples])
+        return seen[-1]
 
     balance = LoadBalance(policy or Shifting(), global_batch=BATCH)
     order = {"stream": "whole"} if data else {"shuffle": True, "seed": 5}
@@ -326,6 +396,9 @@ def cases() -> dict[str, Callable[[], Any]]:
         "tokens, k = 1": lambda: trained("tokens", 1),
         "samples, k = 3": lambda: trained("samples", 3),
         "resumed": lambda: resumed(3),
+        "stream, whole": lambda: streamed("whole", 2),
+        "stream, shard": lambda: streamed("shard", 2),
+        "lightning, stream": lightning_streamed,
         "lightning": lambda: lightning(3),
     }
 
