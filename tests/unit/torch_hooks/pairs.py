@@ -62,7 +62,7 @@ OPTIONS: dict[str, list[Any]] = {
     "norm": [None, "sync"],
     "global_batch": ["constant", "adapts"],
     "drop_last": [False, True],
-    "order": ["in order", "shuffled", "sampler", "stream"],
+    "order": ["in order", "shuffled", "sampler", "stream", "shards"],
     "leaves": [None, "stop_at", "break", "resume", "in a round"],
     "optimizer": ["sgd", "adamw", "groups"],
     "clips": [False, True],
@@ -150,6 +150,13 @@ REFUSED = [
             "use `max_micro_batch_cost`", ("max_micro_batch", "cost_of"),
         )
         for bound in BOUNDS
+        for costs in COSTS
+    ),
+    *(
+        Refusal(
+            {"order": "shards", "cost_of": costs}, '`stream="shard"`', "`cost_of`", 'use `stream="whole"`',
+            ("stream='shard'", "cost_of"),
+        )
         for costs in COSTS
     ),
     Refusal(
@@ -256,6 +263,33 @@ class Stream(IterableDataset):  # type: ignore[type-arg]
         return iter(range(SAMPLES))
 
 
+class Shards(Stream):
+    """Shards of unequal length, which go on from their own state."""
+
+    num_shards = 5
+
+    def __init__(self, begin: int = 0, end: int = SAMPLES) -> None:
+        self.at, self.end = begin, end
+
+    def shard(self, num_shards: int, index: int) -> Shards:
+        ends = [0, 9, 10, 40, 40, SAMPLES]
+        return Shards(*ends[index : index + 2])
+
+    def __iter__(self) -> Any:
+        while self.at < self.end:
+            self.at += 1
+            yield self.at - 1
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+STREAMS = {"stream": Stream, "shards": Shards}
+
+
 def data() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return x, y, and what each sample weighs."""
     dice = torch.Generator().manual_seed(5)
@@ -334,8 +368,8 @@ class Job:
             self.scalers = [torch.amp.GradScaler("cpu", **scaler)]
         order = {"shuffled": {"shuffle": True, "seed": 1}, "sampler": {"sampler": [*range(SAMPLES)[::-1]]}}
         options: dict[str, Any] = dict(order.get(case["order"], {}))
-        if case["order"] == "stream":
-            options["stream"] = "whole"
+        if case["order"] in STREAMS:
+            options["stream"] = "whole" if case["order"] == "stream" else "shard"
         if case["weight_of"] is True:
             weights = data()[2]
             options["weight_of"] = lambda index: weights[index].sum()
@@ -346,7 +380,7 @@ class Job:
             options["max_micro_batch_cost"] = 11.0
         if case["micro_batches"]:
             options["micro_batches"] = case["micro_batches"]
-        data_set = Stream() if case["order"] == "stream" else Indices()
+        data_set = STREAMS.get(case["order"], Indices)()
         self.loader = BalancedLoader(data_set, self.balance, drop_last=case["drop_last"], **options)
 
     def state(self) -> list[Any]:
@@ -538,7 +572,7 @@ def prepare() -> None:
 
 def cases(strength: int = 2) -> list[dict[str, Any]]:
     """Return few cases with all pairs, or triples, that go together, and one for each refusal."""
-    found = covering(OPTIONS, strength, lambda case: refusals_of(case) or without_meaning(case), seed=2)
+    found = covering(OPTIONS, strength, lambda case: refusals_of(case) or without_meaning(case), seed=3)
     plain = {name: values[0] for name, values in OPTIONS.items()}
     return found + [plain | refusal.options for refusal in REFUSED]
 
