@@ -13,7 +13,7 @@ from _costs_rank import FIRST, GLOBAL_BATCH, TICK, Job, join_job
 from hvd_hetero.data.sample_costs import SampleCosts
 from hvd_hetero.measurement.cost_fit import CostMeter
 from hvd_hetero.testing import report
-from torch_hooks.beside.shares import Shares
+from torch_hooks.beside.loss_factors import LossFactors
 from torch_hooks.data.counting import Weights
 
 STEP_S = 0.05
@@ -21,8 +21,8 @@ PARTS = {
     "dividing by cost": (SampleCosts, "share_out"),
     "learning costs": (CostMeter, "learn"),
     "weighing a batch": (Weights, "__call__"),
-    "starting the weights' sum": (Shares, "announce"),
-    "hearing the weights' sum": (Shares, "of_batch"),
+    "starting the weights' sum": (LossFactors, "announce"),
+    "hearing the weights' sum": (LossFactors, "of_batch"),
 }
 
 

@@ -23,14 +23,13 @@ class Column(NamedTuple):
     whole: bool = False
 
 
-_PADDED = "times the samples of a batch times its longest"
+_PADDED = "its cost per length of the longest sample in the batch"
 
 COLUMNS: dict[str, Column] = {
     "samples": Column("samples", "what each rank did", "always", whole=True),
     "micro_batches": Column(
         "",
-        "in how many pieces; beside a reducer of your own, those that the policy counts: micro-batches of a loader are "
-        "parts of one",
+        "number of micro-batches; beside another reducer those of the plan, which the loader may cut further",
         "always",
         whole=True,
     ),
@@ -44,11 +43,11 @@ COLUMNS: dict[str, Column] = {
     ),
     "samples_per_s": Column(
         "1/s",
-        "the speed that the rank expects of itself ([below](#expected-speed)); `null` before it has measured one",
+        "the rank's forecast of its own speed ([below](#expected-speed)); `null` before it has measured one",
         "always",
     ),
-    "cpu": Column("share", "the rank's CPU driver: how much of its CPU is available to it", "always"),
-    "memory": Column("share", "the rank's memory driver: how much memory is still available to it", "always"),
+    "cpu": Column("fraction", "the rank's CPU driver: the part of its CPU that is available to it", "always"),
+    "memory": Column("fraction", "the rank's memory driver: the part of memory that is available to it", "always"),
     # What must be the same on all ranks, or in some of them (`consistency`).
     "fingerprint": Column("", "a checksum of the plan, and of the place in the data, that the rank believes in"),
     "settings": Column("", "one number made of the optimizer's hyper-parameters"),
@@ -61,33 +60,37 @@ COLUMNS: dict[str, Column] = {
     "contents": Column("", "one number for the samples that the round was cut from; 0: not compared"),
     "once_s": Column(
         "s",
-        "of `compute_s` and `input_s`, what comes once a round: the update before it (beside a reducer of "
-        "your own: in it), and waiting for its first micro-batch; 0: not known (on CUDA devices)",
+        "the part of `compute_s` and `input_s` that comes once a round: the update before it (beside another reducer: "
+        "in it), and the wait for its first micro-batch; 0: not known (on CUDA devices)",
         "sometimes",
     ),
     "fixed_samples": Column(
         "samples",
-        "LB-BSP: a micro-batch's fixed cost, in samples that would take as long, learned from the table of all ranks; "
-        "0: no evidence yet",
+        "LB-BSP: the fixed cost of a micro-batch, in samples that would take as long, learned from the table of all "
+        "ranks; 0: not known yet",
         "sometimes",
     ),
     "limit": Column(
         "samples",
-        "the largest micro-batch that the rank may do: as said, as memory is known to allow, with headroom "
-        "([memory](memory.md)); 0: any",
+        "the largest micro-batch that the rank may do, by your settings and by what its memory allows, with headroom "
+        "([memory](memory.md)); 0: any size",
         "sometimes",
         whole=True,
     ),
     "memory_base_mib": Column(
-        "MiB", "p0 of the line p0 + s x through the peaks of micro-batches of x samples; 0: not known", "sometimes"
+        "MiB", "p0 of the memory line p0 + s x, the peak of a micro-batch of x samples; 0: not known", "sometimes"
     ),
-    "memory_slope_mib": Column("MiB", "s, of each sample; 0: not known", "sometimes"),
+    "memory_slope_mib": Column("MiB", "s of the memory line, for each sample; 0: not known", "sometimes"),
     "memory_peak_mib": Column("MiB", "the peak of the largest micro-batch measured; 0: not known", "sometimes"),
     "slope_s": Column(
         "s", '`LBBSP(device="gpu")`: seconds per sample beyond saturation; 0: not known yet', "sometimes"
     ),
-    "intercept_s": Column("s", "the same: fixed seconds of a micro-batch; 0: not known yet", "sometimes"),
-    "saturation": Column("samples", "the same: a smaller micro-batch saves no time; 0: not known yet", "sometimes"),
+    "intercept_s": Column("s", '`LBBSP(device="gpu")`: fixed seconds of a micro-batch; 0: not known yet', "sometimes"),
+    "saturation": Column(
+        "samples",
+        '`LBBSP(device="gpu")`: a micro-batch smaller than this saves no time; 0: not known yet',
+        "sometimes",
+    ),
     # What `compute_s` and `input_s` were measured on, which may belong to the round before; 0 if these say nothing
     # about the speed (a short round, or the very first). Samples of unequal cost count as `work` does.
     "timed_samples": Column("samples", "the samples that the times were measured on; 0: they teach no speed"),
@@ -97,19 +100,21 @@ COLUMNS: dict[str, Column] = {
     "ended": Column("", "1: the rank reads a part of the data alone, and that part ends with this round"),
     # From here on, of about the last second (`measurement.hindrances`); NaN in the first.
     "throttled": Column(
-        "share",
-        "of the last second or so ([below](#what-keeps-a-rank-from-its-work)): a quota held the rank back",
+        "fraction",
+        "of the last second or so ([below](#cpu-limits-contention-stolen-time)) in which a quota held the rank back",
         "sometimes",
     ),
     "quota_cores": Column("cores", "what the strictest quota allows; 0: there is none", "sometimes"),
-    "contended": Column("share", "other processes ran in the rank's place, while it was ready", "sometimes"),
-    "stolen": Column("share", "of the busy time of the rank's cores: the hypervisor took it", "sometimes"),
-    "stalled": Column("share", "the rank, or its control group, waited for memory", "sometimes"),
+    "contended": Column("fraction", "of that second in which the rank was ready, and other processes ran", "sometimes"),
+    "stolen": Column("fraction", "of the busy time of the rank's cores that the hypervisor took", "sometimes"),
+    "stalled": Column(
+        "fraction", "of that second in which the rank, or its control group, waited for memory", "sometimes"
+    ),
     "faults_per_s": Column("1/s", "pages that the rank had to read back from disk", "sometimes"),
-    "collecting": Column("share", "Python collected garbage", "sometimes"),
+    "collecting": Column("fraction", "of that second in which Python collected garbage", "sometimes"),
     "clock": Column(
-        "share",
-        "frequency of the rank's core, of the highest that this very core can have; 0: not known",
+        "fraction",
+        "frequency of the rank's core over the highest that this core can have; 0: not known",
         "sometimes",
     ),
     "sent_mb_s": Column(
@@ -119,24 +124,24 @@ COLUMNS: dict[str, Column] = {
         "sometimes",
     ),
     "weight": Column("", "what this rank's mean gradient counts in the round's: its samples, or what `weight_of` says"),
-    "work": Column("", "with `cost_of`: the samples of the round, each as many as it costs of a mean one", "sometimes"),
+    "work": Column(
+        "", "with `cost_of`: the samples of the round, each counted by its cost in mean samples", "sometimes"
+    ),
     # The coefficients of `SampleFigures`; 0 in all five: not known.
     "cost_number": Column(
         "",
-        "with `cost_of`: what a sample costs besides its length, as each rank has measured it; a mean sample costs 1",
+        "with `cost_of`: what each sample costs apart from its length, as the rank has measured it, in mean samples",
         "sometimes",
     ),
-    "cost_length": Column("", "times the length: what it costs for that", "sometimes"),
-    "cost_square": Column("", "times the length's square", "sometimes"),
-    "cost_padded": Column("", f"{_PADDED}: what the batch costs for being filled up to that", "sometimes"),
-    "cost_padded_square": Column("", f"{_PADDED}'s square", "sometimes"),
-    "padding": Column(
-        "share", "of the rank's work, what went into filling batches up to their longest sample", "sometimes"
-    ),
+    "cost_length": Column("", "its cost per unit of length", "sometimes"),
+    "cost_square": Column("", "its cost per squared length", "sometimes"),
+    "cost_padded": Column("", f"{_PADDED}: padding", "sometimes"),
+    "cost_padded_square": Column("", f"{_PADDED}, squared: padding", "sometimes"),
+    "padding": Column("fraction", "of the rank's work that was padding batches to their longest sample", "sometimes"),
     "by_number": Column(
         "",
-        "forecast round time when samples are divided by count, over that when divided by cost: above 1, `cost_of` "
-        "helps; the same on all ranks",
+        "forecast round time when samples are divided by count, over that when divided by cost. Above 1, `cost_of` "
+        "helps. The same on all ranks",
         "sometimes",
     ),
     # Of an earlier round, whose gradients were measured.

@@ -45,7 +45,7 @@ from keras_callbacks.keras_versions import (
 )
 from keras_callbacks.load_balance import LoadBalance
 from keras_callbacks.session import FitSession
-from keras_callbacks.start import average, start_alike
+from keras_callbacks.start import average, start_from_rank_0
 from keras_callbacks.tensorflow_wire import TensorFlowWire, translated_failures
 
 logger = logging.getLogger(__name__)
@@ -122,7 +122,7 @@ class KerasState(Member, ObjectState):  # type: ignore[misc]
                 counts = self._membership.has_taken_part
                 average(trained_variables(self.model), self._wire, "elastic", counts=counts)
             weights, state = weights_of(self.model), optimizer_variables(self.optimizer)
-            start_alike(weights, state, self._wire, "elastic")
+            start_from_rank_0(weights, state, self._wire, "elastic")
             super().sync()
         for variable, value in own:
             variable.assign(value)
@@ -236,8 +236,8 @@ class CommitStateCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
         session = getattr(self.model.train_step, "wrapped_by", None)
         if not isinstance(session, FitSession):
             raise ValueError(
-                "CommitStateCallback needs a LoadBalance in the same fit, whose place in the data it keeps; write "
-                "callbacks=[balance, CommitStateCallback(state)]"
+                "CommitStateCallback keeps the place in the data of a LoadBalance in the same fit, and there is "
+                "none; write callbacks=[balance, CommitStateCallback(state)]"
             )
         self._session = session
         self.state._follow(session)

@@ -53,9 +53,9 @@ def build_model(model: Any, step: Callable[[Any], Any], spec: Any) -> None:
         tf.function(step, autograph=not is_keras_3(model)).get_concrete_function(spec)
     except Exception as error:
         raise ValueError(
-            f"model {model.name!r} has parts that its first batch would build. They must be built before, for all "
-            f"ranks to start alike, but tracing a step failed: {type(error).__name__}: {error}. If training works "
-            "without LoadBalance, build the model before fit: give it an Input, or call its parts on a batch"
+            f"model {model.name!r} has parts that its first batch would build, and tracing a step to build them "
+            f"failed: {type(error).__name__}: {error}. If training works without LoadBalance, build the model "
+            "before fit: give it an Input, or call its parts on a batch"
         ) from error
 
 
@@ -274,7 +274,7 @@ def losses_pass_through(model: Any, wrap: Callable[[Any], Any]) -> Callable[[], 
 
     if container.built:
         pass_through(wrap)
-    put_back = replace_attribute(container, "build", as_it_is(build_and_wrap))
+    put_back = replace_attribute(container, "build", without_autograph(build_and_wrap))
     return undo
 
 
@@ -297,18 +297,18 @@ def gradients_pass_through(optimizer: Any, receive: Receiver, wrapped_by: Any) -
 
     def apply(grads: Iterable[Any], trainable_variables: Any = None) -> Any:
         variables = list(optimizer._trainable_variables if trainable_variables is None else trainable_variables)
-        own = as_keras_would(update)
+        own = as_keras_converts(update)
         return receive(list(grads), variables, lambda reduced: own(reduced, variables))
 
     def apply_gradients(grads_and_vars: Iterable[Any], *args: Any, **options: Any) -> Any:
-        pairs, own = list(grads_and_vars), as_keras_would(update)
+        pairs, own = list(grads_and_vars), as_keras_converts(update)
         gradients, variables = [g for g, _ in pairs], [v for _, v in pairs]
         return receive(
             gradients, variables, lambda reduced: own(list(zip(reduced, variables, strict=True)), *args, **options)
         )
 
     # tf_keras converts a user's own step, and with it all of this package that the step calls: 2 s a rank.
-    mine: Any = as_it_is(apply if by_apply else apply_gradients)
+    mine: Any = without_autograph(apply if by_apply else apply_gradients)
     mine.wrapped_by = wrapped_by
     return replace_attribute(optimizer, name, mine)
 
@@ -342,13 +342,13 @@ def rate_times(optimizer: Any, factor: tf.Variable, wrapped_by: Any) -> Callable
     return gradients_pass_through(optimizer, at_its_rate, wrapped_by)
 
 
-def as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
+def without_autograph(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function, marked so that AutoGraph leaves its Python alone. What it calls may still be converted."""
     function.autograph_info__ = {}  # type: ignore[attr-defined]
     return function
 
 
-def as_keras_would(function: Callable[..., Any]) -> Callable[..., Any]:
+def as_keras_converts(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the user's function, with ``if`` and ``for`` converted if Keras would have done so (tf_keras does)."""
     autograph = tf.__internal__.autograph
     here = autograph.control_status_ctx()

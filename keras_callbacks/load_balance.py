@@ -133,14 +133,14 @@ class LoadBalance(LoadBalanceBase, tf.keras.callbacks.Callback):  # type: ignore
             )
         if data.queue.has_micro_batches:
             raise ValueError(
-                "max_micro_batch_cost is for model.fit: a round of a loop of your own is one batch. Leave it out, and "
+                "max_micro_batch_cost is for model.fit: a round of a custom loop is one batch. Leave it out, and "
                 "give LoadBalance a smaller global_batch"
             )
         for model, optimizer in session.common_start.new(data.element_spec):
             session.start(model, optimizer)
         session.trains_here()
         session.course.queue = queue = data.queue
-        session.course.want_epoch(queue)
+        session.course.follow_epoch(queue)
         # A loop that was left before its last batch was used has left a round open.
         balancer.discard_round()
         iterator = iter(data)

@@ -83,10 +83,10 @@ def check_local(optimizer: Any, local_layers: Sequence[Any]) -> None:
     if local_layers and (clipped or scales_losses(optimizer)):
         what = f"global_clipnorm={clipped}" if clipped else "LossScaleOptimizer"
         raise ValueError(
-            f"{what} of the optimizer depends on all gradients together, and those of local_layers, here "
-            f"{', '.join(layer.name for layer in local_layers)}, differ by rank, so ranks would change what they share "
-            f"differently. {'Use clipnorm or clipvalue' if clipped else 'Train in mixed_bfloat16 or float32'}, or "
-            "leave local_layers out"
+            f"{what} of the optimizer depends on all gradients together. Those of local_layers "
+            f"({', '.join(layer.name for layer in local_layers)}) differ by rank, so the ranks' models would drift "
+            f"apart. {'Use clipnorm or clipvalue' if clipped else 'Train in mixed_bfloat16 or float32'}, or leave "
+            "local_layers out"
         )
 
 
@@ -103,9 +103,9 @@ def check_layers(model: Any, policy: str, *, gathers: bool = False) -> None:
     norms = [v for v in model._flatten_layers() if isinstance(v, tf.keras.layers.BatchNormalization) and v.trainable]
     if alone := [layer.name for layer in norms if getattr(layer, "synchronized", False)]:
         raise ValueError(
-            f"BatchNormalization(synchronized=True), here {', '.join(alone)}, goes over the replicas of a "
-            "tf.distribute strategy, and not over Horovod's ranks. Use a normalisation that needs no other rank, such "
-            "as GroupNormalization, or leave synchronized out: each rank then normalises by its own samples"
+            f"BatchNormalization(synchronized=True), here {', '.join(alone)}, synchronises the replicas of a "
+            "tf.distribute strategy, and not Horovod's ranks. Use a normalisation that needs no other rank, such "
+            "as GroupNormalization. Or leave synchronized out: each rank then normalises by its own samples"
         )
     # Their waiting is inside the graph, and looks like computing: all ranks would seem equally fast. And a rank with
     # more micro-batches than another waits without end, as two ranks of tf_keras did.
@@ -113,8 +113,8 @@ def check_layers(model: Any, policy: str, *, gathers: bool = False) -> None:
     if waiting and (gathers or policy != "bsp"):
         what = f"policy {policy!r}" if policy != "bsp" else "max_micro_batch (or max_micro_batch_cost)"
         raise ValueError(
-            f"{what} does not go with Horovod's SyncBatchNormalization, here {', '.join(waiting)}: it weighs ranks "
-            "equally whatever they hold, and waits for the slowest, or forever for one with fewer micro-batches. Use "
+            f"{what} does not go with Horovod's SyncBatchNormalization, here {', '.join(waiting)}. It weights "
+            "ranks equally, whatever their samples, and waits forever for a rank with fewer micro-batches. Use "
             "policy='bsp' with one micro-batch a round, a normalisation that needs no other rank, such as "
             "GroupNormalization, or torch_hooks.SyncBatchNorm with a model in PyTorch"
         )

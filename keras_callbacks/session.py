@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from hvd_hetero.errors import HeteroError
 from hvd_hetero.session import Session
-from keras_callbacks.course import FitCourse
+from keras_callbacks.fit_progress import FitProgress
 from keras_callbacks.keras_versions import build_optimizer, rate_times
 from keras_callbacks.metrics.of_all_ranks import Evaluation
 from keras_callbacks.refusals import check_layers, check_local, check_rate
@@ -41,7 +41,7 @@ class FitSession(Session):
         device = device_here(self.policy.name, timed=self.depends_on_time)
         # Ranks on CPUs follow those with a device, since all must send the same messages in the same order.
         devices = int(wire.sum(int(device is not None), f"{self.prefix}.devices")) if self.depends_on_time else 0
-        self.course = FitCourse(wire, self.prefix, callback)
+        self.course = FitProgress(wire, self.prefix, callback)
         self.calls = RoundCalls(self, self.course, device, apart=devices > 0)
         self.common_start = CommonStart(wire, self.prefix, tuple(local_layers))
         self.elastic = False

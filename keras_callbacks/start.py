@@ -44,8 +44,8 @@ class CommonStart:
         weights = [v for v in weights_of(model) if v._unique_id not in own]
         # The state of a rank's own layers goes along with the rest: ranks agree on which of it there is.
         state = optimizer_variables(optimizer)
-        start_alike(weights, state, self._wire, self._prefix)
-        share_adapted(model, self._wire, self._prefix, self.local_layers)
+        start_from_rank_0(weights, state, self._wire, self._prefix)
+        broadcast_adapted_layers(model, self._wire, self._prefix, self.local_layers)
         self._given[id(model)] = model, optimizer
         self._names.update(own, names_of(weights), names_of(state))
         plain = names_of(plain_variables(model))
@@ -67,7 +67,7 @@ class CommonStart:
         return [v for v in variables if names_of(tf_variables([v]))[0] not in self._names]
 
 
-def start_alike(weights: list[tf.Variable], state: list[tf.Variable], wire: TensorFlowWire, prefix: str) -> None:
+def start_from_rank_0(weights: list[tf.Variable], state: list[tf.Variable], wire: TensorFlowWire, prefix: str) -> None:
     """Give every rank rank 0's values, after a check that all ranks have the same variables in the same order."""
     variables = [*weights, *state]
     # Without names: Keras numbers layers and models of a process by what was made before.
@@ -129,10 +129,12 @@ def average(variables: list[tf.Variable], wire: TensorFlowWire, prefix: str, *, 
 
 def _everywhere_or_nowhere(wire: TensorFlowWire, wrong: bool, name: str, meaning: str, here: str) -> None:
     if count := int(wire.sum(int(wrong), name)):
-        raise HeteroError(f"{count} ranks {meaning} ({here}); build and compile the model alike on every rank")
+        raise HeteroError(
+            f"{count} ranks {meaning} ({here}); build and compile the model in the same way on every rank"
+        )
 
 
-def share_adapted(model: Any, wire: TensorFlowWire, prefix: str, local_layers: Sequence[Any] = ()) -> None:
+def broadcast_adapted_layers(model: Any, wire: TensorFlowWire, prefix: str, local_layers: Sequence[Any] = ()) -> None:
     """Give all ranks rank 0's numbers of preprocessing layers; refuse vocabularies that differ. A collective call.
 
     ``local_layers`` and their parts keep their own.

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from hvd_hetero.errors import RoundStateError
 from hvd_hetero.measurement.memory_errors import is_out_of_memory
-from keras_callbacks.course import EPOCH_IS_OVER
+from keras_callbacks.fit_progress import EPOCH_IS_OVER
 from keras_callbacks.keras_versions import advanced_variables, names_of, tf_variables, trained_variables
 from keras_callbacks.metrics.of_all_ranks import JoinedMetrics, values_of
 from keras_callbacks.pipeline.balanced_dataset import BalancedDataset
@@ -26,15 +26,15 @@ def _use_source(session: FitSession, iterator: Any) -> int | None:
         return None
     if not isinstance(source, BalancedDataset):
         raise RoundStateError(
-            f"the batches of this fit do not come from resize_batches, but from {type(source).__name__}: write "
+            f"the batches of this fit do not come from resize_batches, but from {type(source).__name__}. Write "
             "model.fit(resize_batches((x, y), balance), callbacks=[balance]), with map and repeat behind it at "
-            "most. Whatever else changes batches (filter, cache, …) is done to the samples before; to train on less "
-            "of an epoch, give fit steps_per_epoch"
+            "most. Apply filter, cache and other steps to the samples before; to train on less of an epoch, give "
+            "fit steps_per_epoch"
         )
     if source.queue.balancer is not session.balancer:
         raise RoundStateError(
-            "the batches of this fit were resized for another LoadBalance than is among its callbacks: write "
-            "model.fit(resize_batches((x, y), balance), callbacks=[balance]) with one and the same"
+            "the batches of this fit were resized for a LoadBalance that is not among its callbacks; write "
+            "model.fit(resize_batches((x, y), balance), callbacks=[balance]) with the same balance"
         )
     rounds = int(source.cardinality())
     if not course.steps and rounds == tf.data.INFINITE_CARDINALITY:
@@ -44,8 +44,8 @@ def _use_source(session: FitSession, iterator: Any) -> int | None:
         )
     if source.queue.traced != course.queue.traced:
         raise RoundStateError(
-            "the batches of this fit have another weight_of or max_micro_batch_cost than those that were resized last, "
-            "by which the train step was made; call resize_batches for this fit just before it"
+            "weight_of or max_micro_batch_cost of this fit's batches differs from that of the latest "
+            "resize_batches(…), for which the train step was made. Call resize_batches just before each fit"
         )
     # Which need not be what was resized last.
     source.queue.wanted_epoch = course.queue.wanted_epoch

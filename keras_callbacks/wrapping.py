@@ -8,14 +8,14 @@ from typing import Any
 import tensorflow as tf
 
 from keras_callbacks.keras_versions import (
-    as_it_is,
-    as_keras_would,
+    as_keras_converts,
     averaged_variables,
     gradients_pass_through,
     loss_passes_through,
     losses_pass_through,
     replace_attribute,
     trained_variables,
+    without_autograph,
 )
 from keras_callbacks.metrics.of_all_ranks import Evaluation, JoinedMetrics, global_results
 from keras_callbacks.pipeline.balanced_dataset import refuses_resized
@@ -112,4 +112,4 @@ def _synchroniser_of(session: FitSession, model: Any) -> GraphSynchroniser:
 
 
 def _observed(step: Callable[[Any], Any], figures: JoinedMetrics) -> Callable[[Any], Any]:
-    return as_it_is(lambda data: figures.observed(as_keras_would(step), data))
+    return without_autograph(lambda data: figures.observed(as_keras_converts(step), data))

@@ -164,8 +164,8 @@ class DeviceTimes:
             elif self._needed:
                 where = device if device.type != "cuda" else f"several devices ({self._device}, {device})"
                 raise ValueError(
-                    f"policy {self._policy!r} cannot time {where}, where {name!r} is, but only the CPU and one CUDA "
-                    "device per rank; use policy='bsp' or StaticAllocation([…]) there"
+                    f"policy {self._policy!r} can time the CPU and one CUDA device per rank, but {name!r} is on "
+                    f"{where}; use policy='bsp' or StaticAllocation([…])"
                 )
             else:
                 self._meter.stopwatch = None

@@ -81,7 +81,7 @@ class GradScaler(torch.amp.GradScaler):
             self._tell_scale()
 
     def step_without_data(self) -> None:
-        """Do what the loop's body does on other ranks; the loader calls this."""
+        """Take part in the step of the other ranks, without data of this rank's own; the loader calls this."""
         device = self._optimizer.param_groups[0]["params"][0].device
         # The scale exists from its first use on.
         self.scale(torch.zeros((), device=device))

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class LoadBalance(LoadBalanceBase):
-    """How the global batch is divided among the ranks. One per training, alike on all ranks.
+    """How the global batch is divided among the ranks. Make one per training, the same on all ranks.
 
     Make it after ``hvd.init()``, or after ``torch.distributed.init_process_group()``.
 
@@ -92,10 +92,12 @@ class LoadBalance(LoadBalanceBase):
         if reducer not in ("mean", "sum"):
             raise ValueError(
                 f"reducer must be 'mean' or 'sum', got {reducer!r}; DistributedDataParallel, fully_shard and "
-                "hvd.DistributedOptimizer take the mean unless told otherwise"
+                "hvd.DistributedOptimizer take the mean by default"
             )
         if not 0.0 <= memory <= 1.0:
-            raise ValueError(f"memory must be a share from 0 to 1, got {memory!r}; {USABLE_SHARE} leaves a tenth free")
+            raise ValueError(
+                f"memory must be a fraction from 0 to 1, got {memory!r}; {USABLE_SHARE} leaves a tenth free"
+            )
         wire = wire_here() if wire is None else wire
         self._session = TorchSession(
             policy, wire, global_batch, telemetry, reducer=reducer, progress=progress, sync=sync, allow_nan=allow_nan,
@@ -139,11 +141,11 @@ class LoadBalance(LoadBalanceBase):
         """
         session = self._session
         if session.beside is None and (session.optimizer is None or not session.at_work):
-            raise RoundStateError("scale() came without a batch; call it in the loop over the BalancedLoader")
+            raise RoundStateError("scale() was called without a batch; call it in the loop over the BalancedLoader")
         if session.beside is None and normalised:
             raise ValueError(
-                "scale(normalised=True) is for a reducer of your own, since DistributedOptimizer would weigh the "
-                "gradient of such a loss once more; scale the mean over this rank's batch, with weight=… or weight_of"
+                "scale(normalised=True) is for reducers other than DistributedOptimizer, which would weight such "
+                "a loss twice; scale the mean loss of this rank's batch, with weight=… or weight_of"
             )
         if weight is not None:
             session.weigh(loss, weight)
@@ -178,8 +180,8 @@ class LoadBalance(LoadBalanceBase):
         self._session.require_leadable()
         if self._session.balancer.planner.goodput is not None:
             raise ValueError(
-                "global_batch=Goodput(…) goes by the gradients of one optimizer, and also() is for several optimizers; "
-                "give a global_batch that stays"
+                "global_batch=Goodput(…) measures the gradients of one optimizer, so it does not go with also(); "
+                "give a constant global_batch"
             )
         batch, wire = self._session.balancer.planner.global_batch, self._session.wire
         allow_nan = self._session.balancer.agreement.allow_nan
@@ -209,18 +211,18 @@ class LoadBalance(LoadBalanceBase):
         plan = self._session.balancer.plan()
         if plan.ends == "first" or plan.local:
             raise ValueError(
-                f"policy {self.policy.name!r} gives a rank several micro-batches in a round, which only a "
-                "BalancedLoader can hand out; use one, or policy='bsp' or 'lb-bsp'"
+                f"policy {self.policy.name!r} gives a rank several micro-batches in a round, and only a "
+                "BalancedLoader can hand them out; use one, or policy='bsp' or 'lb-bsp'"
             )
         if self.policy.needs_epochs:
             raise ValueError(
-                f"policy {self.policy.name!r} learns when an epoch ends, and batch() has none; give it every=…, in "
-                "rounds, or use a BalancedLoader"
+                f"policy {self.policy.name!r} adapts at the end of an epoch, and batch() has no epochs; give the "
+                "policy every=… (in rounds), or use a BalancedLoader"
             )
         if self._session.beside is not None and samples != self.batch_size:
             raise ValueError(
-                f"samples must be {self.batch_size} on this rank beside a reducer of your own, where all ranks are "
-                f"weighed by the plan, got {samples}; take as many as batch() returns, or use a DistributedOptimizer"
+                f"samples must be {self.batch_size} on this rank, got {samples}: beside another reducer gradients "
+                "are weighted by the plan; take as many as batch() returns, or use a DistributedOptimizer"
             )
         self._session.begin(MicroBatch(plan, samples))
         return samples
@@ -244,7 +246,7 @@ class LoadBalance(LoadBalanceBase):
         return session.shortage.survived(own if session.beside is None else [session.beside])
 
     def state_dict(self) -> dict[str, Any]:
-        """Plans, policy and every rank's predictor, as plain data; a collective call, alike on all ranks.
+        """Return plans, policy and every rank's predictor as plain data; a collective call.
 
         Between two rounds. Beside a reducer of your own, also in the loop's body, after the step.
         """
@@ -252,8 +254,9 @@ class LoadBalance(LoadBalanceBase):
         session.exit_loop()
         if session.balancer.in_round:
             raise RoundStateError(
-                "state_dict() came in the middle of a round: a batch was drawn and not trained on. Call it between two "
-                "iterations over the loader, and end them by stop_at of the loader, or by a break after step()"
+                "state_dict() was called in the middle of a round: a batch was drawn and not trained on. Call it "
+                "between two iterations over the loader. End an iteration by stop_at of the loader, or by a break "
+                "after step()"
             )
         session.drain()
         mine = session.balancer.state_dict()
@@ -261,26 +264,26 @@ class LoadBalance(LoadBalanceBase):
         return {**mine, "paces": paces}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up where another job left off; before the first round, and on every rank."""
+        """Load what ``state_dict`` of another job returned; before the first round, and on every rank."""
         paces, balancer = state["paces"], self._session.balancer
         if len(paces) != balancer.workers:
             raise ValueError(
-                f"the state is of {len(paces)} ranks, this job has {balancer.workers}; launch as many, or "
-                "begin again with the model's parameters alone"
+                f"the state has {len(paces)} ranks, and this job has {balancer.workers}; launch as many, or load "
+                "the parameters of the model alone"
             )
         balancer.load_state_dict({**state, "pace": paces[balancer.rank]})
 
 
 def _reduced_later(model: Any, *, now: bool) -> AbstractContextManager[None]:
-    """Return what keeps gradients of ``model`` on this rank meanwhile, unless they are to be reduced ``now``."""
+    """Return a context in which backward passes of ``model`` reduce no gradients, unless ``now``."""
     if hasattr(model, "set_requires_gradient_sync"):
         return nullcontext() if now else _sharded_later(model)
     if hasattr(model, "no_sync"):
         later: AbstractContextManager[None] = nullcontext() if now else model.no_sync()
         return later
     raise TypeError(
-        f"model must be a DistributedDataParallel or sharded by fully_shard, got {type(model).__name__}; give "
-        "hvd.DistributedOptimizer backward_passes_per_step instead"
+        f"model must be a DistributedDataParallel or sharded by fully_shard, got {type(model).__name__}; with "
+        "hvd.DistributedOptimizer set its backward_passes_per_step instead"
     )
 
 

@@ -28,7 +28,7 @@ from torch_hooks.parameters.broadcast import (
     refuse_synchronised,
     suitable,
 )
-from torch_hooks.parameters.made_state import MadeState, only_zeros
+from torch_hooks.parameters.fresh_state import FreshState, all_gradients_are_zero
 from torch_hooks.rates import Rates
 from torch_hooks.session import TorchSession
 from torch_hooks.wrapped_optimizer import WrappedOptimizer
@@ -41,9 +41,9 @@ _STOCK_SCALER = (
 
 
 _OUT_OF_TURN = (
-    "step() came before that of an optimizer whose LoadBalance was made earlier, and a rank without data would take "
-    "part in the other order; the optimizer that steps first gets the loader's balance, and the others balance.also(), "
-    "made in the order of their steps"
+    "step() was called before that of an optimizer whose LoadBalance was made earlier, and ranks without data "
+    "keep to that order. Give the loader's balance to the optimizer that steps first, and balance.also() to the "
+    "others, in the order of their steps"
 )
 
 
@@ -51,7 +51,7 @@ class Scaler(Protocol):
     """What is asked of a gradient scaler."""
 
     def step_without_data(self) -> None:
-        """Do what the loop's body does on other ranks."""
+        """Take part in the step of the other ranks, without data of this rank's own."""
 
 
 class DistributedOptimizer(WrappedOptimizer):
@@ -119,13 +119,13 @@ class DistributedOptimizer(WrappedOptimizer):
         session = balance._session
         if session.beside is not None:
             raise ValueError(
-                "balance has begun beside a reducer of your own (balance.scale); make the DistributedOptimizer before "
-                "the first batch, or keep to your reducer"
+                "balance is used beside another reducer already (balance.scale); make the DistributedOptimizer "
+                "before the first batch, or keep the other reducer"
             )
         if session.optimizer is not None:
             raise ValueError(
-                "balance already serves another optimizer; give this one balance.also(), which takes part in the same "
-                "rounds (in the order of the steps), or close() that one between rounds"
+                "balance is used by another optimizer already; give this one balance.also(), or close() the other "
+                "one between rounds"
             )
         packed = compressor(compression, session.wire)
         super().__init__(optimizer)
@@ -138,7 +138,7 @@ class DistributedOptimizer(WrappedOptimizer):
         self._synchronised = False
         """True: the gradients are the sums of all ranks, and the step has not followed yet."""
         self._declined = False
-        self._made: MadeState | None = None
+        self._made: FreshState | None = None
         self._synchroniser = _synchroniser_of(
             session, optimizer, names, compression=packed, sparse_as_dense=sparse_as_dense
         )
@@ -164,14 +164,14 @@ class DistributedOptimizer(WrappedOptimizer):
         A ``closure`` computes the gradient of this micro-batch, and is called exactly once. Returns what it returns.
         """
         if self._closed:
-            raise RoundStateError("step() of an optimizer that was closed; call step() of the one that took its place")
+            raise RoundStateError("step() was called on a closed optimizer; call step() of the one that replaced it")
         if not (self._synchronised or self._balancer.in_round):
-            if not any(self._inner.state.values()) and only_zeros(self._names):
-                self._made = MadeState(self._inner, self._names)
+            if not any(self._inner.state.values()) and all_gradients_are_zero(self._names):
+                self._made = FreshState(self._inner, self._names)
                 return None
             raise RoundStateError(
-                "step() came without a batch: iterate over a BalancedLoader, or announce your own batch with "
-                "balance.batch(samples) before its forward pass"
+                "step() was called without a batch; iterate over a BalancedLoader, or announce your own batch "
+                "with balance.batch(samples) before its forward pass"
             )
         self._require_known()
         loss = None
@@ -270,7 +270,7 @@ class DistributedOptimizer(WrappedOptimizer):
     def _require_between_rounds(self, what: str) -> None:
         """Raise in the middle of a round."""
         if self._balancer.in_round:
-            raise RoundStateError(f"{what} in the middle of a round; call it between rounds")
+            raise RoundStateError(f"{what} was called in the middle of a round; call it between rounds")
 
     def _require_known(self) -> None:
         """Raise if the optimizer would update parameters whose gradients are not summed."""
@@ -363,12 +363,12 @@ class DistributedOptimizer(WrappedOptimizer):
             self.step()  # which a user's subclass, or a schedule, may have given more to do
 
     def _use_scaler(self, scaler: Scaler) -> None:
-        """Gradients are scaled, which a rank without data must know, too."""
+        """Keep the gradient scaler, through which this rank steps when it has no data."""
         if not self._synchroniser.keeps_ranks_alike:
             raise ValueError(
-                "gradients stay on their rank here, so one rank would skip a step for an infinity that the others do "
-                "not see; use torch.autocast(dtype=torch.bfloat16), which needs no scaler, or sync='allreduce' with a "
-                "policy without local updates"
+                "a GradScaler does not work where gradients stay on their rank: one rank would skip a step for an "
+                "infinity that the others do not see. Use torch.autocast(dtype=torch.bfloat16), which needs no "
+                "scaler, or sync='allreduce' with a policy without local updates"
             )
         self._scaler = scaler
 

@@ -49,8 +49,8 @@ _REMEDIES = Remedies(
 )
 
 WEIGHT_OF_SUMS = (
-    "{} does not go with policy {!r} and this sync, whose rounds end early, or which do not average gradients; leave "
-    "it out, or use policy='lb-bsp' and sync='allreduce'"
+    "{} needs averaged gradients, and rounds that end when all ranks are done, which policy {!r} with this sync "
+    "does not have; leave it out, or use policy='lb-bsp' and sync='allreduce'"
 )
 
 
@@ -108,12 +108,12 @@ class TorchSession(Session):
 
     @property
     def optimizers(self) -> list[RoundOptimizer]:
-        """Those of the loop that are wrapped by now."""
+        """The optimizers of the loop that are wrapped so far."""
         return [each.optimizer for each in (self, *self._others) if each.optimizer is not None]
 
     @property
     def earlier(self) -> tuple[Balancer, ...]:
-        """Of the optimizers that step before this one in the same loop."""
+        """The balancers of the optimizers that step before this one in the same loop."""
         first = None if self._leader is None else self._leader()
         loop = [] if first is None else [first, *first._others]
         return tuple(each.balancer for each in itertools.takewhile(lambda each: each is not self, loop))
@@ -125,15 +125,16 @@ class TorchSession(Session):
         return first is not None and any(each.balancer.at_work for each in (first, *first._others))
 
     @property
-    def goes_in_parts(self) -> bool:
+    def can_split_micro_batches(self) -> bool:
         """Whether this rank may do a micro-batch in parts: no layer waits for others, and a user's loop survives it."""
         return not self.waits_in_layers if self.beside is None else self.beside.redone.possible
 
     def require_first(self, what: str) -> None:
-        """Raise if this was made by ``also()``: its batches are those of another."""
+        """Raise if this was made by ``also()``, and so uses the batches of another one."""
         if self._leader is not None:
             raise ValueError(
-                f"{what} of a LoadBalance that was made by also(), which has the batches of the first one; use that one"
+                f"{what} needs the LoadBalance of the loader, and not one made by also(); use the one that also() was "
+                "called on"
             )
 
     def require_leadable(self) -> None:
@@ -143,19 +144,19 @@ class TorchSession(Session):
         if not self.sums_gradients:
             what = f"policy {self.policy.name!r}" if self.mixing is None else "averaging with neighbours"
             raise ValueError(
-                "several optimizers need gradients that are summed over the ranks, and rounds that end when all ranks "
-                f"are done, which {what} has not; use sync='allreduce' and policy='lb-bsp' or 'bsp'"
+                f"also() needs summed gradients, and rounds that end when all ranks are done, which {what} does "
+                "not have; use sync='allreduce' and policy='lb-bsp' or 'bsp'"
             )
         if self.balancer.in_round:
-            raise RoundStateError("also() in the middle of a round; call it between rounds")
+            raise RoundStateError("also() was called in the middle of a round; call it between rounds")
 
     def follow_with(self, other: TorchSession) -> None:
-        """Have the other one take part in each round of this one, after those that do so already."""
+        """Let the other optimizer take part in each round of this one, after those that do so already."""
         other._leader = weakref.ref(self)
         self._others.append(other)
 
     def trains_here(self) -> None:
-        """Training goes on in the thread that calls: that is the one to look at if it does not."""
+        """Note that the calling thread trains: the watchdog shows its stack if training stops."""
         super().trains_here()
         for each in self._others:
             each.trains_here()
@@ -173,7 +174,7 @@ class TorchSession(Session):
             other.begin(work)
 
     def weigh(self, loss: torch.Tensor, weight: Any) -> None:
-        """Let the batch at hand count so much, whose loss is a mean of that instead of samples."""
+        """Set what the current batch's mean loss is over, such as its number of tokens, in place of its samples."""
         if self.beside is not None:
             self.beside.require_turn(loss)
         number, work = float(weight), self.balancer.work
@@ -191,20 +192,25 @@ class TorchSession(Session):
             )
         if work.weight == number:
             return  # of another loss, for another optimizer
-        most = max(work.plan.micro_batches)
-        if work.weight is not None or self.balancer.between_updates or most > 1:
+        if work.weight is not None:
             raise ValueError(
-                "weight of scale() is for rounds of one batch on each rank, from a loader without weight_of, and this "
-                f"round has up to {most} (by policy {self.policy.name!r}, max_micro_batch, max_micro_batch_cost or "
-                "micro_batches); give the loader weight_of=…, which tells all batches before the first is used"
+                f"the batch has the weight {work.weight:g} already, from weight_of of the loader or another scale(); "
+                f"leave weight={number:g} out"
+            )
+        most = max(work.plan.micro_batches)
+        if self.balancer.between_updates or most > 1:
+            raise ValueError(
+                f"weight of scale() needs rounds of one batch on each rank, and this round has up to {most} (by "
+                f"policy {self.policy.name!r}, max_micro_batch, max_micro_batch_cost or micro_batches); give the "
+                "loader weight_of=… instead"
             )
         if self.beside is not None:
-            self.beside.shares.announce(number)
+            self.beside.loss_factors.announce(number)
         for each in (self, *self._others):
             each.balancer.weigh(number)
 
     def require_reducer(self) -> None:
-        """Before a batch: if no optimizer is ours, gradients are reduced by what the user has."""
+        """Prepare to train beside the user's reducer if there is no DistributedOptimizer; raise if that cannot work."""
         if self.optimizer is not None or self.beside is not None:
             return
         if self._others:
@@ -215,8 +221,8 @@ class TorchSession(Session):
         some_idle = self.policy.may_rest or not all(self.balancer.plan().samples)
         if some_idle or not (self.policy.shares_alone and self.sums_gradients):
             raise ValueError(
-                f"policy {self.policy.name!r} needs a reducer of this package here, since not all ranks would do "
-                "equally many micro-batches, or sum gradients; wrap the optimizer before the loop: optimizer = "
+                f"policy {self.policy.name!r} needs DistributedOptimizer, because ranks would do unequal numbers "
+                "of micro-batches, or not sum gradients. Wrap the optimizer before the loop: optimizer = "
                 "DistributedOptimizer(optimizer, balance, model.named_parameters()). Beside your own reducer use "
                 "'lb-bsp', 'bsp' or StaticAllocation of positive weights"
             )

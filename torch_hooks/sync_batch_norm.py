@@ -28,8 +28,8 @@ from torch_hooks.load_balance import LoadBalance
 from torch_hooks.session import TorchSession
 
 _REMEDY = (
-    "every rank must do the same number of micro-batches, and at least one: use policy='lb-bsp' without may_rest, or "
-    "'bsp', and a BalancedLoader, which sees to it; or a normalisation that needs no other rank, such as GroupNorm"
+    "every rank must do the same number of micro-batches, at least one. Use a BalancedLoader with policy='bsp', or "
+    "'lb-bsp' without may_rest; or a normalisation that needs no other rank, such as GroupNorm"
 )
 
 
@@ -125,7 +125,7 @@ class SyncBatchNorm(_BatchNorm):
         return cast(torch.Tensor, out.to(input.dtype))
 
     def _require_alike(self) -> None:
-        """Raise unless all ranks have such a micro-batch."""
+        """Raise unless all ranks do a micro-batch at the same time, so that none waits forever."""
         balancer = self._session.balancer
         if not self._session.at_work:
             raise RoundStateError(

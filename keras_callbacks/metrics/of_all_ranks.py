@@ -27,7 +27,7 @@ from keras_callbacks.metrics.traced_step import (
     Figures,
     Update,
     figures_in,
-    of_no_batch,
+    independent_of_the_batch,
     updates_in,
     variables_of,
     weigh,
@@ -197,7 +197,10 @@ class JoinedMetrics:
         candidates = [v for v in advanced_variables(model) if v._unique_id not in apart]
         same_on_all_ranks = [*trained, *optimizer_variables(model.optimizer)]
         # A stock layer's work in a branch is not seen.
-        self.advanced = [*of_no_batch(graph, handles, updates, candidates, same_on_all_ranks), *spectral_vectors(model)]
+        self.advanced = [
+            *independent_of_the_batch(graph, handles, updates, candidates, same_on_all_ranks),
+            *spectral_vectors(model),
+        ]
         with tf.init_scope():
             # Variables that the step makes are traced twice before it runs, and have no value the first time.
             new = [v for v in self.state() if v._unique_id not in self._base and _has_value(v)]
@@ -241,19 +244,18 @@ class JoinedMetrics:
             if name not in self._warned and any(self._reduction(v) == "unknown" for v in group):
                 self._warned.add(name)
                 logger.warning(
-                    "%s keeps something that is neither a sum over samples nor a maximum or minimum, so the figures of "
-                    "several ranks cannot be joined: what fit tells of it is rank 0's alone. Keep a total and a count, "
-                    "as keras.metrics.Mean does, to have it of all samples",
+                    "the state of %s is neither a sum over samples nor a maximum or minimum, so it cannot be "
+                    "combined over ranks, and fit reports rank 0's figure. Keep a total and a count instead, as "
+                    "keras.metrics.Mean does",
                     name,
                 )
         for name in self._figures.partly_of_state:
             if name not in self._warned and not self._as_keras_says():
                 self._warned.add(name)
                 logger.warning(
-                    "the step makes %r of a metric and of something else, or in a tf.function or branch of its own, so "
-                    "it cannot be computed again from the state of all ranks: what fit tells of it is the mean of the "
-                    "ranks'. Update the metric in train_step itself, and tell metric.result() as it is afterwards, to "
-                    "have it of all samples",
+                    "%r is not made of a metric's state alone, or in a tf.function or branch of its own. So it "
+                    "cannot be computed from the state of all ranks, and fit reports the mean of the ranks' "
+                    "figures. Update the metric in train_step itself, and return metric.result() unchanged",
                     name,
                 )
 
@@ -271,7 +273,7 @@ class Evaluation:
         self._met = False
 
     def ends(self) -> None:
-        """End an evaluation. If it had no step, the other ranks hear so."""
+        """End an evaluation. If it had no step, send that to the other ranks."""
         met, self._met = self._met, False
         if not met:
             self._meet(False)

@@ -66,12 +66,12 @@ def updates_in(graph: Any, handles: Mapping[str, tf.Variable]) -> dict[str, Upda
     for update in found.values():
         # As in a Mean that is updated with a batch's mean loss. One process adds 1 a round, so a rank must add its
         # fraction of the round (`weigh`).
-        given = all(is_given(graph, behind(value)) for _, value in update.increments)
+        given = all(depends_on_no_batch(graph, operations_behind(value)) for _, value in update.increments)
         update.counts_batches = update.kind == "sum" and given and bool(update.increments)
     return found
 
 
-def of_no_batch(
+def independent_of_the_batch(
     graph: Any, handles: Mapping[str, tf.Variable], updates: Mapping[str, Update], variables: Iterable[tf.Variable],
     same_on_all_ranks: Iterable[tf.Variable],
 ) -> list[tf.Variable]:  # fmt: skip
@@ -84,8 +84,10 @@ def of_no_batch(
     found: dict[str, tuple[tf.Variable, set[str]]] = {}
     for variable in variables:
         update = updates.get(variable._unique_id)
-        operations = {} if update is None else {n: o for value in update.values for n, o in behind(value).items()}
-        if update is not None and is_given(graph, operations):
+        operations = (
+            {} if update is None else {n: o for value in update.values for n, o in operations_behind(value).items()}
+        )
+        if update is not None and depends_on_no_batch(graph, operations):
             reads = [handles.get(o.inputs[0].name) for o in operations.values() if o.type == _READ]
             found[variable._unique_id] = variable, {v._unique_id for v in reads if v is not None}
     changed = updates.keys() - same
@@ -135,7 +137,7 @@ def figures_in(
     for name, figure in figures.items():
         parts = tf.nest.flatten(figure)
         tensors = [part for part in parts if isinstance(part, tf.Tensor)]
-        operations = {n: o for tensor in tensors for n, o in behind(tensor).items()}
+        operations = {n: o for tensor in tensors for n, o in operations_behind(tensor).items()}
         taken = [(o, handles.get(tensor.name)) for o in operations.values() for tensor in o.inputs]
         read = [(o, v) for o, v in taken if o.type == _READ]
         changed = {v._unique_id: v for _, v in read if v is not None and v._unique_id in updates.keys() - no_state}
@@ -145,21 +147,21 @@ def figures_in(
             and (v._unique_id not in changed or order[o.name] > order[updates[v._unique_id].last])
             for o, v in read
         )
-        if len(tensors) == len(parts) and at_the_end and is_given(graph, operations):
+        if len(tensors) == len(parts) and at_the_end and depends_on_no_batch(graph, operations):
             found.of_state[name] = list(changed.values())
         elif changed or any(v._unique_id in known for o, v in taken if v is not None and o.type != _READ):
             found.partly_of_state.append(name)
-    found.compute = _cut(graph, handles, {name: figures[name] for name in found.of_state})
+    found.compute = _subgraph(graph, handles, {name: figures[name] for name in found.of_state})
     return found
 
 
-def _cut(graph: Any, handles: Mapping[str, tf.Variable], figures: dict[str, Any]) -> Callable[[], dict[str, Any]]:
+def _subgraph(graph: Any, handles: Mapping[str, tf.Variable], figures: dict[str, Any]) -> Callable[[], dict[str, Any]]:
     """Return a function that computes these tensors of a graph from the variables that they read."""
     tensors = tf.nest.flatten(figures)
     if not tensors:
         return dict
     names = [tensor.name for tensor in tensors]
-    operations = {name: o for tensor in tensors for name, o in behind(tensor).items()}
+    operations = {name: o for tensor in tensors for name, o in operations_behind(tensor).items()}
     captured = {inner.name: outer for outer, inner in graph.captures}
     given: dict[str, Any] = {}
     whole = graph.as_graph_def()
@@ -193,7 +195,7 @@ def _cut(graph: Any, handles: Mapping[str, tf.Variable], figures: dict[str, Any]
     return compute
 
 
-def behind(tensor: tf.Tensor) -> dict[str, Any]:
+def operations_behind(tensor: tf.Tensor) -> dict[str, Any]:
     """Return the operations that compute a tensor, back to where variables are read."""
     found: dict[str, Any] = {}
     open_ = [tensor.op]
@@ -206,7 +208,7 @@ def behind(tensor: tf.Tensor) -> dict[str, Any]:
     return found
 
 
-def is_given(graph: Any, operations: dict[str, Any]) -> bool:
+def depends_on_no_batch(graph: Any, operations: dict[str, Any]) -> bool:
     """Return whether these depend on no batch: only on variables and constants."""
     constants = {inner.op.name for outer, inner in graph.captures if isinstance(outer, tf.__internal__.EagerTensor)}
     return all(

@@ -18,7 +18,7 @@ from hvd_hetero.consistency import WatchedParameter, kernels, norm_and_checksum,
 from hvd_hetero.errors import RoundStateError
 from hvd_hetero.measurement.gradient_noise import rounds_per_measurement
 from hvd_hetero.session import Session
-from keras_callbacks.course import FitCourse
+from keras_callbacks.fit_progress import FitProgress
 from keras_callbacks.keras_versions import follows_schedule, hyper_parameters, scales_losses
 from keras_callbacks.pipeline.queue import RoundQueue
 from keras_callbacks.step.device import Device, HostCalls
@@ -44,7 +44,9 @@ _TWICE = (
 class RoundCalls:
     """The calls that a graph makes into one rank's balancer in the course of a round."""
 
-    def __init__(self, core: Session, course: FitCourse, device: Device | None = None, *, apart: bool = False) -> None:
+    def __init__(
+        self, core: Session, course: FitProgress, device: Device | None = None, *, apart: bool = False
+    ) -> None:
         self.balancer = core.balancer
         self.prefix = core.prefix
         self.host = HostCalls(device, timed=core.depends_on_time)

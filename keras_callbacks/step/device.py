@@ -102,8 +102,9 @@ def device_here(policy: str, *, timed: bool) -> Device | None:
     if timed and (len(found) > 1 or found[0].device_type != "GPU"):
         names = ", ".join(device.name for device in found)
         raise ValueError(
-            f"policy {policy!r} can time CPUs and one GPU per rank, and this rank sees {names}; give each rank its "
-            "own right after hvd.init(), tf.config.set_visible_devices(gpus[hvd.local_rank()], 'GPU') with the gpus of "
-            "tf.config.list_physical_devices('GPU'), or use policy='bsp' or StaticAllocation([…])"
+            f"policy {policy!r} can time CPUs and one GPU per rank, and this rank sees {names}. Give each rank one "
+            "GPU right after hvd.init(): gpus = tf.config.list_physical_devices('GPU'); "
+            "tf.config.set_visible_devices(gpus[hvd.local_rank()], 'GPU'). Or use policy='bsp' or "
+            "StaticAllocation([…])"
         )
     return Device(found[0].name)

@@ -18,7 +18,7 @@ from typing import Any
 import tensorflow as tf
 
 from hvd_hetero.errors import RoundStateError
-from keras_callbacks.keras_versions import Update, as_it_is, as_keras_would, names_of, tf_variables
+from keras_callbacks.keras_versions import Update, as_keras_converts, names_of, tf_variables, without_autograph
 from keras_callbacks.metrics.of_all_ranks import JoinedMetrics
 from keras_callbacks.step.calls import RoundCalls, RoundWeights
 from keras_callbacks.step.graph_synchroniser import Gradient, GraphAllreduce, GraphSynchroniser, scaled
@@ -79,14 +79,14 @@ class GraphRound:
             try:
                 # A tape names the gradients of operations by their scope, and `own_changes` finds them by that name.
                 with tf.name_scope("step"):
-                    logs = figures.observed(as_keras_would(step), data, lambda: self._shares(state), again=again)
+                    logs = figures.observed(as_keras_converts(step), data, lambda: self._shares(state), again=again)
             finally:
                 self._weights.end()
             if self._updated and not (again or tf.executing_eagerly()):  # else the step is refused for that
                 self._require_synchronised(trained_by(graph, self._lacks))
             return logs
 
-        return as_it_is(lambda data: whole(observed, data))
+        return without_autograph(lambda data: whole(observed, data))
 
     def weigh(self, loss: Any) -> Any:
         """Return the loss for the train step's gradients: times the weight, if its gradients may be weighted so."""
@@ -331,7 +331,7 @@ def _slice(data: Any, state: tf.Tensor) -> Any:
 
 
 _TWICE = (
-    "train_step called the optimizer twice, and LoadBalance synchronises one update per step: add the losses up, or "
+    "train_step called the optimizer twice, and LoadBalance synchronises one update per step; add the losses, or "
     "update in one call"
 )
 _IN_A_BRANCH = {"CondBranchFuncGraph", "WhileBodyFuncGraph"}  # not public: where there are none, nothing is refused
@@ -362,6 +362,6 @@ _ADVANCED = (
     "on_train_batch_end, or choose a policy without micro-batches ('bsp' or 'lb-bsp', without max_micro_batch)"
 )
 _OUTSIDE = (
-    "this optimizer was asked to update outside of a round: train by model.fit(…, callbacks=[balance]) with the "
-    "LoadBalance that wraps it, call it once per train_step, or balance.release() to have the plain optimizer back"
+    "this optimizer was called outside of a round. Train by model.fit(…, callbacks=[balance]) with the LoadBalance "
+    "that wraps it, and call it once per train_step. Or call balance.release() to have the plain optimizer back"
 )

@@ -46,8 +46,8 @@ class MicroBatches:
         if size != max(planned, 1):
             if len(self._pending) > 1:
                 raise ValueError(
-                    f"a batch of {size} samples came where {planned} were cut; what follows resize_batches must "
-                    "leave their number as it is"
+                    f"a batch has {size} samples, and {planned} were planned; steps behind resize_batches must "
+                    "leave the number of samples as it is"
                 )
             # A user's map has changed the size. The batch is weighted by what it holds, and the table says so to all.
             self._pending = [cut.micro_batch(int(size))]

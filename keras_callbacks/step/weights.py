@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from keras_callbacks.keras_versions import as_it_is, as_keras_would
+from keras_callbacks.keras_versions import as_keras_converts, without_autograph
 from keras_callbacks.pipeline.sources import number_from
 
 logger = logging.getLogger(__name__)
@@ -120,7 +120,7 @@ class _CountedLoss:
         plain, losses = self.plain, []
 
         def call(*arguments: Any) -> Any:
-            losses.append(as_keras_would(plain.call)(*arguments))
+            losses.append(as_keras_converts(plain.call)(*arguments))
             return losses[-1]
 
         # D is asked of the loss itself: the same sum, over ones instead of losses.
@@ -153,15 +153,14 @@ def _like(loss: Any, call: Callable[..., Any], **attributes: Any) -> Any:
     """Return a copy of the loss with another ``call``."""
     # Not by ``copy``, for which Keras 3 would save it to a file.
     other = object.__new__(type(loss))
-    other.__dict__.update(vars(loss), call=as_it_is(call), **attributes)
+    other.__dict__.update(vars(loss), call=without_autograph(call), **attributes)
     return other
 
 
 _APART = (
-    "several losses divide by different counts, since masks or sample weights differ, and "
-    "one weight cannot serve them all, so the result would depend on the split. Write them as losses of "
-    "reduction='sum', with loss_weights of 1 / (a typical count), or give resize_batches(…, weight_of=…) what all of "
-    "them divide by"
+    "several losses divide by different counts, because masks or sample weights differ, so one weight cannot serve "
+    "them all. Write them as losses of reduction='sum', with loss_weights of 1 / (a typical count). Or give "
+    "resize_batches(…, weight_of=…) what all of them divide by"
 )
 _INSIDE = (
     "a loss in a tf.function of train_step's own divides by what masks leave of its elements, or by sample weights. "

@@ -124,7 +124,9 @@ def test_metrics_are_those_of_all_samples_or_rank_0s_with_a_warning(outcomes):
             assert rank["validation"][name] == pytest.approx(value, rel=1e-5)
         assert rank["latest"] == zero["latest"]
         (warning,) = rank["warnings"]
-        assert re.search(r"metric 'latest' keeps something.*rank 0's alone\. Keep a total and a count", warning)
+        assert re.search(
+            r"the state of metric 'latest' is neither.*rank 0's figure\. Keep a total and a count", warning
+        )
 
 
 MICRO_BATCHES, IDLE = "micro-batches", "one rank idle for an epoch, then another in every round"
@@ -154,7 +156,7 @@ def test_figures_that_cannot_be_joined_are_named_and_alike_on_all_ranks(outcomes
     for rank in outcomes("figures_that_cannot_be_joined_are_named"):
         assert rank["alike"] == 1
         moving, mixed, hidden = rank["warnings"]
-        assert re.match(r"what is told as 'moving' keeps something that is neither .* rank 0's alone", moving)
+        assert re.match(r"the state of 'moving' is neither .* rank 0's figure", moving)
         assert re.match(r"the step makes 'mixed' of a metric and of something else.*mean of the ranks", mixed)
         assert re.match(r"the step makes 'hidden' .* or in a tf.function or branch of its own", hidden)
 
@@ -232,7 +234,7 @@ DIFFERENT = {
     "weight_of": r"PlanMismatchError: round 0: ranks \[1\] follow another plan or another order.*weight_of",
     "epochs": "HeteroError: 1 of 2 ranks left fit, and the others began another epoch.*the same number of epochs",
     "no samples": "ValueError: data must hold at least one sample .*, and epoch 0 had none on rank 1; check",
-    "layers": "HeteroError: 1 ranks do not train the same variables.*build and compile the model alike on every",
+    "layers": "HeteroError: 1 ranks do not train the same variables.*build and compile the model in the same way",
     "no validation data": "HeteroError: 1 of 2 ranks have no batch to validate on",
     "empty validation data": "HeteroError: 1 of 2 ranks have no batch to validate on",
 }

@@ -212,7 +212,7 @@ BESIDE_DDP = {
 }
 BESIDE_HOROVOD = {
     "adapts": "ValueError: global_batch=Goodput.*hvd.DistributedOptimizer.*torch_hooks.DistributedOptimizer",
-    "sums": "ValueError: hvd.DistributedOptimizer makes the sum.*reducer='sum'",
+    "sums": "ValueError: hvd.DistributedOptimizer takes the sum.*reducer='sum'",
     "closure": r"RoundStateError: step.closure. of hvd.DistributedOptimizer reduces.*skip_synchronize",
     "closure that reduces": "nothing was refused",
 }

@@ -68,7 +68,9 @@ class Comparison:
                     self._send()
                 except (RuntimeError, ValueError, RoundStateError) as reason:
                     # Often after destroy_process_group() or hvd.shutdown(): the training is over, and keeps its result.
-                    logger.warning("the last rounds were not compared (%s); call close() before ranks part", reason)
+                    logger.warning(
+                        "the last rounds were not compared (%s); call close() while all ranks still run", reason
+                    )
                     return
             if not self._comes():
                 return

@@ -126,7 +126,7 @@ class Hook:
         self._hook: Callable[..., None] = torch.compiler.disable(hook)  # type: ignore[no-untyped-call]
 
     def __call__(self, *args: Any) -> None:
-        """Call what it holds."""
+        """Call the function that it wraps."""
         self._hook(*args)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -40,8 +40,8 @@ from torch_hooks.beside.comparison import Comparison
 from torch_hooks.beside.layers import hides_a_backward_pass, leave_out_waits
 from torch_hooks.beside.leaves import Leaves
 from torch_hooks.beside.local_squares import Noise
+from torch_hooks.beside.loss_factors import LossFactors
 from torch_hooks.beside.redone import Redone
-from torch_hooks.beside.shares import Shares
 from torch_hooks.beside.steps import IN_BETWEEN, Steps
 from torch_hooks.beside.trained import Reducer, Trained
 from torch_hooks.cuda_stopwatch import DeviceTimes
@@ -72,8 +72,8 @@ _NOT_BACKWARD = (
     "balance.scale(loss).backward() once for every batch"
 )
 _LEFT_OVER = (
-    "the loop was left in the middle of a round, which begins anew, and gradients of its first part are still there; "
-    "call optimizer.zero_grad() before the next batch"
+    "the loop was left in the middle of a round, and gradients of its first part are still there. The round begins "
+    "again, so call optimizer.zero_grad() before the next batch"
 )
 
 # The weights of all ranks add up to 1 in float32 and float64, but not in these.
@@ -101,10 +101,10 @@ class ScaledRounds:
         self._meter.defers_work = False
         self._times = DeviceTimes(balancer.policy.name, self._meter, needed=depends_on_time)
         line, trained = wire.new_group(), Trained(balancer, reducer)
-        self.shares = Shares(balancer, line, prefix, reducer)
+        self.loss_factors = LossFactors(balancer, line, prefix, reducer)
         self.steps = Steps(balancer, trained)
         self._leaves = Leaves(trained)
-        self._noise = Noise(balancer, trained, self.shares.divisor)
+        self._noise = Noise(balancer, trained, self.loss_factors.divisor)
         self._comparison = Comparison(balancer, line, prefix, trained, self._noise)
         self.redone = Redone()
         self._stage = _Stage.DONE
@@ -117,10 +117,10 @@ class ScaledRounds:
         hooks = leave_out_waits(self._meter) if wire.size > 1 else []
         self._let_go = weakref.finalize(self, _remove, hooks)
         self._let_go.atexit = False
-        _hear_steps()
+        _hook_all_optimizers()
 
     def finish(self) -> None:
-        """After the last round: compare what was not compared yet, if all ranks come here, too."""
+        """Compare the last rounds, which were not compared yet, if all ranks come here, too."""
         self._require_whole()
         if self.done and not sys.is_finalizing():
             self._comparison.finish()
@@ -190,7 +190,7 @@ class ScaledRounds:
         self.steps.end_batch()
         if self._balancer.in_round:
             self._balancer.discard_round()
-            for part in (self._noise, self._leaves, self.shares, self.steps, self.redone):
+            for part in (self._noise, self._leaves, self.loss_factors, self.steps, self.redone):
                 part.forget()
 
     def scale(self, loss: torch.Tensor, *, normalised: bool = False) -> torch.Tensor:
@@ -210,7 +210,10 @@ class ScaledRounds:
     def weigh(self, loss: torch.Tensor, factor: float) -> None:
         """Multiply the gradient of this very loss, in its backward pass, by its share of the round and ``factor``."""
         if loss.dtype in _HALF:
-            raise ValueError(f"loss must have 32 bits, since shares do not sum to 1 in {loss.dtype}; give loss.float()")
+            raise ValueError(
+                f"loss must have 32 bits or more, because weights of ranks do not sum to 1 in {loss.dtype}; give "
+                "loss.float()"
+            )
         self._noise.leave_out()
         self._take(loss)
         weight = factor * self._share
@@ -236,7 +239,7 @@ class ScaledRounds:
                 "trained; scale only the loss that is propagated back"
             )
         if not self._balancer.computing:
-            raise RoundStateError("scale() came without a batch; call it in the loop over the BalancedLoader")
+            raise RoundStateError("scale() was called without a batch; call it in the loop over the BalancedLoader")
         if self._stage is not _Stage.DRAWN:
             raise self.steps.twice()
         if self._leaves.cleared:
@@ -245,14 +248,15 @@ class ScaledRounds:
     def _take(self, loss: torch.Tensor) -> None:
         """Take the loss of the current batch, and compute the weight of its gradient."""
         self.require_turn(loss)
-        self._share = self.shares.of_batch()
+        self._share = self.loss_factors.of_batch()
         self._times.include({loss: "the loss"})
         if not self._looked:
             self._looked = True
             if hides_a_backward_pass(loss):
                 logger.warning(
-                    "a reentrant checkpoint may hold the last gradients, and what DistributedDataParallel waits for "
-                    "other ranks in it counts as this rank's work; checkpoint by use_reentrant=False"
+                    "with reentrant checkpoints this rank's gradients may be complete only after "
+                    "DistributedDataParallel has waited for other ranks, which then counts as this rank's own "
+                    "time. Checkpoint with use_reentrant=False"
                 )
         if self._share:
             self._comparison.look(loss)
@@ -298,7 +302,7 @@ class ScaledRounds:
         self.redone.guard(last=self._balancer.work.last)
 
     def undo(self) -> bool:
-        """Undo it; return whether that was possible."""
+        """Undo the micro-batch that `guard` prepared for; return whether that was possible."""
         if self.done or not self.redone.undo(in_backward=self._stage is _Stage.SCALED):
             return False
         self._stage = _Stage.DONE
@@ -337,7 +341,7 @@ def _trained_by(optimizer: torch.optim.Optimizer) -> list[ScaledRounds]:
 
 
 @cache
-def _hear_steps() -> None:
+def _hook_all_optimizers() -> None:
     """Register hooks of every optimizer's step in this process: users need not say which one trains."""
     # What a compiler traced would hold for the rounds that it has seen. Keeping it off imports it, so not before here.
     ScaledRounds.scale = torch.compiler.disable(ScaledRounds.scale)  # type: ignore[method-assign, no-untyped-call]

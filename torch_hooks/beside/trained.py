@@ -98,7 +98,7 @@ def _require_reducer(optimizer: torch.optim.Optimizer, expected: Reducer) -> Non
     does = {horovod.Average: "mean", horovod.Sum: "sum"}.get(getattr(optimizer, "op", None), "something else")
     if does != expected:
         raise ValueError(
-            f"hvd.DistributedOptimizer makes the {does} of the ranks' gradients, and the loss was scaled for a "
+            f"hvd.DistributedOptimizer takes the {does} of the ranks' gradients, and the loss was scaled for a "
             f"{expected}. Use LoadBalance(reducer='sum') with op=hvd.Sum, or leave both out"
         )
 

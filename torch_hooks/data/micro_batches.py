@@ -82,7 +82,7 @@ class MicroBatches:
                 weights = [self._weigh(each, work.samples) or 0.0 for each in self.round]
                 self._told = deque(weights)
                 assert session.beside is not None, "else weights travel with the gradients, and no round is read ahead"
-                session.beside.shares.announce(math.fsum(weights))
+                session.beside.loss_factors.announce(math.fsum(weights))
             if work.samples:
                 work = self._weighed(work, batch)
                 if not (work.samples or work.last):
@@ -94,7 +94,7 @@ class MicroBatches:
                 began_at = time.perf_counter()
                 self.before_round()
                 asked_at += time.perf_counter() - began_at  # no waiting for data
-            if session.goes_in_parts and (
+            if session.can_split_micro_batches and (
                 most := session.meter.fitting_samples(work)
             ):  # planned before the limit was known
                 del batch

@@ -221,7 +221,7 @@ def _grad_type(parameter: torch.Tensor) -> torch.dtype | None:
 
 
 def _typed(parameter: torch.Tensor) -> bool:
-    """Return whether its gradient may be of another type than itself."""
+    """Return whether a parameter's gradient may have another type than the parameter."""
     return _grad_type(parameter) != parameter.dtype
 
 

@@ -45,7 +45,7 @@ _CLEARED = (
 )
 
 
-class _Left:
+class _SeenGradient:
     """A parameter's gradient, and its version, as of the end of the last backward pass."""
 
     __slots__ = ("tensor", "version")
@@ -68,7 +68,7 @@ class Gathered:
         self._balancer = balancer
         self._names = names
         self._summed = summed
-        self._left: dict[torch.Tensor, _Left] = {}
+        self._left: dict[torch.Tensor, _SeenGradient] = {}
         self._hooks: list[Any] = []
         self._open = self._adds = False
         """Whether a micro-batch has begun, which may be undone; whether it adds to gradients of earlier ones."""
@@ -83,7 +83,7 @@ class Gathered:
         me = weakref.ref(self)
         for parameter in parameters:
             if parameter.requires_grad and parameter not in self._left:
-                left = self._left[parameter] = _Left()
+                left = self._left[parameter] = _SeenGradient()
                 # The hook has this object, as a look into a dictionary by tensor would cost every step.
                 hook = _hook(me, left)
                 self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
@@ -111,7 +111,7 @@ class Gathered:
             # Through .data, which leaves versions as they are, since this is no change by the user.
             torch._foreach_mul_([numbers.data for numbers in gathered], self._balancer.gradient.rescale)
 
-    def arrived(self, parameter: torch.Tensor, left: _Left) -> None:
+    def arrived(self, parameter: torch.Tensor, left: _SeenGradient) -> None:
         """Take a parameter's gradient that a backward pass has completed."""
         gradient = parameter.grad
         assert gradient is not None, "its hook was called"
@@ -168,14 +168,14 @@ class Gathered:
             if left.tensor is not None and (gradient is not left.tensor or gradient._version != left.version):
                 raise self._changed(parameter, left)
 
-    def _changed(self, parameter: torch.Tensor, left: _Left) -> RoundStateError:
+    def _changed(self, parameter: torch.Tensor, left: _SeenGradient) -> RoundStateError:
         in_a_round = _CHANGED_IN_A_ROUND if parameter.grad is left.tensor else _CLEARED_IN_A_ROUND
         gathers = self._adds or self._balancer.between_updates
         why = f", {in_a_round}" if gathers else f" {_BEFORE_THE_SUM}"
         return RoundStateError(f"the gradient of {self._names[parameter]!r}{why}")
 
 
-def _hook(gathered: weakref.ref[Gathered], left: _Left) -> Callable[[torch.Tensor], None]:
+def _hook(gathered: weakref.ref[Gathered], left: _SeenGradient) -> Callable[[torch.Tensor], None]:
     def on_gradient(parameter: torch.Tensor) -> None:
         if (who := gathered()) is not None:
             who.arrived(parameter, left)

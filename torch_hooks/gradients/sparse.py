@@ -81,8 +81,8 @@ class Layouts:
             layouts = {layout for layout, _ in shown if layout is not None}
             if len(layouts) > 1:
                 raise HeteroError(
-                    f"the gradient of {self._names[parameter]!r} is sparse on one rank and dense on another. Use the "
-                    "parameter alike on all ranks, or DistributedOptimizer(…, sparse_as_dense=True)"
+                    f"the gradient of {self._names[parameter]!r} is sparse on one rank and dense on another. Use "
+                    "the parameter in the same way on all ranks, or DistributedOptimizer(…, sparse_as_dense=True)"
                 )
             self._known[parameter] = layouts.pop() if layouts else 0
             del self._open[parameter]

@@ -26,8 +26,8 @@ def suitable(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise ValueError(
-            f"{type(optimizer).__name__} evaluates a closure as often as it likes, and all ranks would have to do so "
-            "alike; use an optimizer that evaluates the loss once, such as SGD or Adam"
+            f"{type(optimizer).__name__} may evaluate its closure a different number of times on each rank; use an "
+            "optimizer that evaluates the loss once, such as SGD or Adam"
         )
     return optimizer
 
@@ -110,8 +110,9 @@ def broadcast_parameters(wire: TorchWire, names: dict[torch.Tensor, str], prefix
         if other is not None:
             here = f"this rank has {other[0]} where rank 0 has {other[1]}"
         raise HeteroError(
-            "the ranks do not train the same parameters in the same order, or do not call DistributedOptimizer alike "
-            f"({differ} of them differ from rank 0; {here}); build the model and the optimizer alike on every rank"
+            f"{differ} ranks differ from rank 0 in the parameters that they train, in their order, or in the "
+            f"arguments of DistributedOptimizer ({here}). Build the model and the optimizer in the same way on "
+            "every rank"
         )
     # All at once: one after the other, each would take a round trip.
     under_way = []

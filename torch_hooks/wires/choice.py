@@ -26,8 +26,8 @@ def wire_here() -> TorchWire:
         if _in_a_process_group() and wire.size != torch.distributed.get_world_size():
             raise ValueError(
                 f"Horovod is initialised with {wire.size} rank(s) and torch.distributed with "
-                f"{torch.distributed.get_world_size()}, so it is not clear who trains together; leave out the one that "
-                "did not start this job, or say LoadBalance(wire=…)"
+                f"{torch.distributed.get_world_size()}, so it is not clear which ranks train together; initialise "
+                "only one of them, or give LoadBalance(wire=…)"
             )
         return wire
     if over_process_groups():

@@ -33,8 +33,8 @@ def _peers_may_be_lost(name: str) -> Iterator[None]:
         yield
     except RuntimeError as error:
         raise PeerLostError(
-            f"{name!r} has failed, because another rank has failed, or makes another call, or does not come within the "
-            f"timeout of init_process_group; look at its log. torch.distributed says: {error}"
+            f"{name!r} has failed: another rank has failed, has made another call, or has not come within the "
+            f"timeout of init_process_group. Look at its log. torch.distributed says: {error}"
         ) from error
 
 
@@ -187,7 +187,7 @@ class _Group:
         return self.result(handle)
 
     def new_group(self) -> _Group:
-        """Return a line beside this one."""
+        """Return another group of the same ranks."""
         assert self._made_by is not None, "else this is the wire, which makes lines itself"
         return self._made_by.new_group()
 
@@ -238,9 +238,9 @@ class ProcessGroupWire(_Group):
         return self._of()
 
     def new_group(self) -> _Group:
-        """Return a line beside this one: one that no rank uses any more, if there is one, or a new one.
+        """Return another group of the same ranks: one that no rank uses any more, if there is one, or a new one.
 
-        Ranks may let go of a line at different times. One is free if it is free on all ranks, and all have started as
+        Ranks may let go of a group at different times. One is free if it is free on all ranks, and all have started as
         many calls on it.
         """
         # A loop's body may make calls of its own, and all ranks meet in the table whatever their state: it must not

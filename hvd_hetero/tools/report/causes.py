@@ -18,7 +18,7 @@ import numpy as np
 
 from hvd_hetero.telemetry.run import Run
 from hvd_hetero.tools.report.attribution import TimeFractions, fast
-from hvd_hetero.tools.report.slowness import Slowness, beyond_s
+from hvd_hetero.tools.report.slowness import Slowness, excess_s
 from hvd_hetero.tools.report.work import Floats
 
 KINDS = {
@@ -151,7 +151,7 @@ def _explained(found: Slowness) -> dict[str, tuple[Floats, Floats]]:
         "memory": run.stalled,
         "garbage": run.collecting,
     }
-    late, explained = beyond_s(found.own_s, found.work) > 0, {}
+    late, explained = excess_s(found.own_s, found.work) > 0, {}
     for kind, column in readings.items():
         share = np.nan_to_num(_mean(run, column))
         # What all ranks have makes none of them slower than others.
@@ -164,7 +164,7 @@ def _explained(found: Slowness) -> dict[str, tuple[Floats, Floats]]:
     loop_s = np.clip(found.own_s - run.compute_s - run.input_s, 0.0, None)
     # These two are seconds, which grow with the samples. So they count per sample beyond those of the fast ranks.
     for kind, spent_s in {"input": run.input_s, "loop": loop_s}.items():
-        beyond = beyond_s(spent_s, found.work).sum(axis=0)
+        beyond = excess_s(spent_s, found.work).sum(axis=0)
         explained[kind] = _ratio(beyond, own_s), _ratio(spent_s.sum(axis=0), own_s)
     clock = np.nan_to_num(_mean(run, run.clock))
     explained["clock"] = np.where(clock > 0, 1.0 - _ratio(clock, _best(clock)), 0.0), clock

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from hvd_hetero import __version__
 from hvd_hetero.telemetry.files import named
 from hvd_hetero.tools.report.build import Report
-from hvd_hetero.tools.report.pictures import Shapes, pictures, tops
+from hvd_hetero.tools.report.pictures import Shapes, pictures, scale_tops
 from hvd_hetero.tools.report.tables import contents, side_by_side
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def check_page(path: Path) -> None:
 def page(reports: Sequence[Report]) -> str:
     """Return the page of one run, or of two side by side on one scale."""
     template, style = _template()
-    scales = tops([report.figures for report in reports])
+    scales = scale_tops([report.figures for report in reports])
     return template.render(
         generator=GENERATOR,
         version=__version__,

@@ -60,7 +60,7 @@ class Picture:
     """Look and name."""
 
 
-def tops(found: Sequence[Figures]) -> dict[str, float]:
+def scale_tops(found: Sequence[Figures]) -> dict[str, float]:
     """Return the largest value of each picture, over all runs shown side by side."""
     # Two runs share their scales, else the eye would compare curves of different units.
     over = [each.over_time for each in found]

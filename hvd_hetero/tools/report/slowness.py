@@ -22,7 +22,7 @@ import numpy as np
 
 from hvd_hetero.telemetry.run import Run
 from hvd_hetero.tools.report.attribution import Attribution, TimeFractions, attribute, fast, time_fractions
-from hvd_hetero.tools.report.work import Bools, Floats, counted, mean_speed, of_typical_size, speeds, work
+from hvd_hetero.tools.report.work import Bools, Floats, counted, mean_speed, speeds, typical_size_factor, work
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Slowness:
         some = run.take(known)
         own_s = lost.own_s[known]
         # A rank with few samples pays the fixed cost of its micro-batch for fewer of them, and is no slower for it.
-        done = ((did.samples + did.fixed) * of_typical_size(run, did.fixed_each))[known]
+        done = ((did.samples + did.fixed) * typical_size_factor(run, did.fixed_each))[known]
         speed = mean_speed(speeds(run, did)[counted(run)])
         if not len(own_s):
             return cls(some, fractions, own_s, done, speed, np.zeros(run.workers), np.zeros(run.workers))
@@ -72,7 +72,7 @@ class Slowness:
         return cls(some, fractions, own_s, done, speed, np.nan_to_num(lag), _turns(lost, known, own_s, done))
 
 
-def beyond_s(spent_s: Floats, work: Floats) -> Floats:
+def excess_s(spent_s: Floats, work: Floats) -> Floats:
     """Return the seconds, (rounds, ranks), that something takes each rank beyond the fast ranks, per sample."""
     with np.errstate(divide="ignore", invalid="ignore"):
         usual = fast(np.where(work > 0, spent_s / work, np.nan))[:, None]
@@ -80,5 +80,5 @@ def beyond_s(spent_s: Floats, work: Floats) -> Floats:
 
 
 def _turns(lost: Attribution, known: Bools, own_s: Floats, done: Floats) -> Floats:
-    slower_s = np.minimum(lost.cost_s[known], beyond_s(own_s, done))
+    slower_s = np.minimum(lost.cost_s[known], excess_s(own_s, done))
     return np.asarray(slower_s.sum(axis=0) / lost.elapsed_s[known].sum())

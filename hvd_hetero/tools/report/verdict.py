@@ -17,7 +17,7 @@ from hvd_hetero.tools.report.attribution import kinds_of
 from hvd_hetero.tools.report.causes import KINDS, NOTABLE_LOSS, NOTABLE_UNEXPLAINED_LOSS
 from hvd_hetero.tools.report.figures import Figures
 from hvd_hetero.tools.report.words import named_ranks, percent
-from hvd_hetero.tools.report.worth_words import leave_out
+from hvd_hetero.tools.report.worth_words import leave_out_advice
 
 if TYPE_CHECKING:
     from hvd_hetero.tools.report.causes import Cause
@@ -176,7 +176,7 @@ def _gain(found: Figures) -> list[str]:
     """Return sentences on how much faster LB-BSP, and fewer ranks, would be by the replay; none for a small gain."""
     if found.alternatives is None:
         return []
-    without = leave_out(found.alternatives.worth) if found.alternatives.worth is not None else ""
+    without = leave_out_advice(found.alternatives.worth) if found.alternatives.worth is not None else ""
     fewer = [without] if without else []
     if found.policy == "lb-bsp":
         return fewer

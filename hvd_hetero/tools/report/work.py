@@ -114,7 +114,7 @@ def _filled(values: Floats, known: Bools) -> Floats:
     return np.asarray(np.take_along_axis(values, np.where(latest >= 0, latest, first), axis=0))
 
 
-def of_typical_size(run: Run, beta: Floats) -> Floats:
+def typical_size_factor(run: Run, beta: Floats) -> Floats:
     """Return s / (s + β): the part of its samples in what a micro-batch of the typical size costs; (K, n)."""
     typical = float(run.plan[0].sum() / max(int(run.micro_batches[0].sum()), 1)) if len(run.plan) else 0.0
     return typical / (typical + beta) if typical > 0 else np.ones_like(beta)
@@ -123,7 +123,7 @@ def of_typical_size(run: Run, beta: Floats) -> Floats:
 def speeds(run: Run, done: Work) -> Floats:
     """Return the speed of each rank in each round, NaN if it was not measured; (K, n)."""
     beta = done.fixed_each
-    samples = (done.samples + beta * run.micro_batches) * of_typical_size(run, beta)
+    samples = (done.samples + beta * run.micro_batches) * typical_size_factor(run, beta)
     return np.where(done.known, samples / np.where(done.known, done.busy_s, 1.0), np.nan)
 
 

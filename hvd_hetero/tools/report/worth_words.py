@@ -12,7 +12,7 @@ _TIMES_FROM = 2.0
 _AS_FAST_WITHIN = 0.005
 
 
-def leave_out(worth: Worth) -> str:
+def leave_out_advice(worth: Worth) -> str:
     """Return which rank to leave out, if the training is faster without it beyond doubt; "" if there is none."""
     best = worth.each[-1]
     if best.times.least < 1.0 + _GAIN_WORTH_A_CHANGE:
@@ -26,7 +26,7 @@ def worth_sentences(worth: Worth, shown: str = "") -> list[str]:
     Advice that the reader has seen already, in ``shown``, is not repeated.
     """
     best, whole, sentences = worth.each[-1], worth.times_fastest, []
-    if certain := leave_out(worth):
+    if certain := leave_out_advice(worth):
         sentences += [] if certain in shown else [certain]
     elif best.times.most >= 1.0 + _GAIN_WORTH_A_CHANGE:
         sentences.append(

@@ -79,8 +79,9 @@ class BestSplit(Policy):
             early_s, late_s = late_s, 2.0 * late_s
             if not late_s < _LONGEST_S:
                 raise ValueError(
-                    f"speeds must let {total} samples end within {_LONGEST_S:g} s, and rank {int(np.argmax(factors))} "
-                    f"takes {factors.max():g} times its time; mend the speeds of the description or of the run"
+                    f"speeds must let {total} samples end within {_LONGEST_S:g} s, and rank "
+                    f"{int(np.argmax(factors))} takes {factors.max():g} times its time; correct the speeds of the "
+                    "description or of the run"
                 )
         # Caps that sum to the batch are those of T*. If several workers end a sample at T* itself, they never do, and
         # a relative 1e-9 ends the search.

@@ -103,7 +103,9 @@ class Recorded(Variation):
     def __post_init__(self) -> None:
         Variation.__post_init__(self)
         if wrong := [f for f in self.factors or (0.0,) if not 0 < f < float("inf")]:
-            raise ValueError(f"factors must be numbers, positive and finite, got {wrong[0]}; mend or leave out others")
+            raise ValueError(
+                f"factors must be numbers, positive and finite, got {wrong[0]}; correct or leave out others"
+            )
 
     def draw(self, rng: np.random.Generator, first: int, count: int) -> Floats:
         """Return the recorded factors, without chance."""

@@ -71,7 +71,7 @@ class Rate:
 
 
 @dataclass(frozen=True, slots=True)
-class Without:
+class WithoutWorker:
     """The training without one worker."""
 
     worker: int
@@ -87,7 +87,7 @@ class Worth:
     workers: int
     all: Rate
     """Samples per second of all workers."""
-    each: tuple[Without, ...]
+    each: tuple[WithoutWorker, ...]
     """The most valuable worker first."""
     fastest: int
     times_fastest: Rate
@@ -113,7 +113,7 @@ def worth_of_run(machines: Replay, global_batch: int | None = None) -> Worth:
     def rates(stay: tuple[int, ...]) -> Floats:
         transfers_s = _transfers_s(transfer_s, len(stay), workers)
         round_s = (
-            np.array([[_computing_s(machines, *each, stay)] for each in zip(variants, factors, strict=True)])
+            np.array([[_mean_computing_s(machines, *each, stay)] for each in zip(variants, factors, strict=True)])
             + rest_s
             + transfers_s
         )
@@ -121,7 +121,7 @@ def worth_of_run(machines: Replay, global_batch: int | None = None) -> Worth:
 
     found = _worth(machines.cluster, batch, rates, slack)
     whole = rates(tuple(range(workers)))
-    middle = np.array([rates(_but(workers, each.worker))[:, 1] for each in found.each])
+    middle = np.array([rates(_all_but(workers, each.worker))[:, 1] for each in found.each])
     return replace(
         found,
         transfer_open=workers > 2 and transfer_s > (_RANGE_MENTIONED_FROM - 1.0) * batch / found.all.likely,
@@ -154,18 +154,18 @@ def _worth(cluster: Cluster, batch: float, rates: Rates, slack: float = 1.0) -> 
     """
     count = len(cluster.workers)
     if count < 2:
-        raise ValueError("a single worker is worth all that is done; describe or record two at least")
+        raise ValueError("worth needs two workers or more, got one; describe or record another one")
     alone_s = np.array([w.compute.slope_s * batch + w.compute.intercept_s for w in cluster.workers])
     fastest, whole, each = int(np.argmin(alone_s)), rates(tuple(range(count))), []
     for worker in np.argsort(-alone_s, kind="stable")[:_SLOWEST_ASKED].tolist():
-        without = rates(_but(count, worker))
-        each.append(Without(worker, Rate.of(without), Rate.of(without * [1.0, 1.0, slack] / whole[:, 1:2])))
+        without = rates(_all_but(count, worker))
+        each.append(WithoutWorker(worker, Rate.of(without), Rate.of(without * [1.0, 1.0, slack] / whole[:, 1:2])))
     each.sort(key=lambda one: one.times.likely)
     times_fastest = whole[:, 1:2] * [1.0 / slack, 1.0, 1.0] / rates((fastest,))[:, ::-1]
     return Worth(count, Rate.of(whole), tuple(each), fastest, Rate.of(times_fastest))
 
 
-def _but(count: int, worker: int) -> tuple[int, ...]:
+def _all_but(count: int, worker: int) -> tuple[int, ...]:
     return tuple(i for i in range(count) if i != worker)
 
 
@@ -192,13 +192,13 @@ def _transfers_s(all_s: float, count: int, workers: int) -> list[float]:
     return [all_s, workers * (count - 1) / (count * (workers - 1)) * all_s, 0.0]
 
 
-def _computing_s(machines: Replay, cluster: Cluster, factors: Floats, stay: Sequence[int]) -> float:
+def _mean_computing_s(machines: Replay, cluster: Cluster, factors: Floats, stay: Sequence[int]) -> float:
     """Return the mean seconds of a round until the last of these workers is done; those that rested may do nothing."""
     run, totals = machines.run, machines.totals
     # Ranks that were idle in most rounds get samples only if the round is sooner with them.
     idle = np.median(run.plan[list(machines.kept)], axis=0) == 0
     awake = [i for i in stay if not idle[i]]
-    sooner_s = _computing_s(machines, cluster, factors, awake) if 0 < len(awake) < len(stay) else math.inf
+    sooner_s = _mean_computing_s(machines, cluster, factors, awake) if 0 < len(awake) < len(stay) else math.inf
     devices, limits = Devices([cluster.workers[i].compute for i in stay]), run.limit[-1, list(stay)].astype(np.float64)
     beta, total_s = devices.intercept_s / devices.slope_s, 0.0
     # One exact split for a block of rounds: LB-BSP itself, in the engine, takes 1 to 3 s for what takes a tenth here,

@@ -230,7 +230,7 @@ def test_a_survivor_keeps_the_layers_that_are_its_own(took_part, monkeypatch):
         for weight in weights:
             weight.assign(tf.ones_like(weight) * 9)
 
-    monkeypatch.setattr("keras_callbacks.elastic.start_alike", from_rank_0)
+    monkeypatch.setattr("keras_callbacks.elastic.start_from_rank_0", from_rank_0)
     state.sync()
     assert (model.layers[-1].get_weights()[0] == 9).all()
     for mine, old in zip(own.get_weights(), before, strict=True):

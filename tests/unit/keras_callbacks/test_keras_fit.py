@@ -21,7 +21,7 @@ from keras_callbacks import (
 )
 from keras_callbacks.elastic import KerasState
 from keras_callbacks.metrics.of_all_ranks import JoinedMetrics
-from keras_callbacks.start import CommonStart, share_adapted
+from keras_callbacks.start import CommonStart, broadcast_adapted_layers
 from keras_callbacks.tensorflow_wire import TensorFlowWire
 from tests.unit.keras_callbacks import small
 from tests.unit.keras_callbacks.small import keras, network
@@ -266,7 +266,7 @@ def test_numbers_that_adapt_has_found_become_rank_0s_also_in_functions_that_were
             return [{name: number + 1 for name, number in layer.items()} for layer in obj]
 
     expected = [np.ravel(n) + 1 for n in (normal.mean, given.mean, bins.bin_boundaries)]
-    share_adapted(model, FromRank0(), "numbers")
+    broadcast_adapted_layers(model, FromRank0(), "numbers")
     after = model.predict(X, verbose=0)
     for found, wanted in zip((normal.mean, given.mean, bins.bin_boundaries), expected, strict=True):
         assert np.ravel(found) == pytest.approx(wanted)
@@ -278,7 +278,7 @@ def test_numbers_that_are_rank_0s_already_leave_traced_functions_alone():
     model = adapted()[0]
     model.predict(X, verbose=0)
     function = model.predict_function
-    share_adapted(model, TensorFlowWire(), "same")
+    broadcast_adapted_layers(model, TensorFlowWire(), "same")
     assert model.predict_function is function is not None
 
 

@@ -14,8 +14,8 @@ import tensorflow as tf
 from hvd_hetero.policies import BSP
 from keras_callbacks import LoadBalance, keras_versions, resize_batches
 from keras_callbacks.keras_versions import gradients_pass_through, tf_variables
-from keras_callbacks.metrics.traced_step import figures_in, of_no_batch, updates_in, variables_of, weigh
-from keras_callbacks.start import start_alike
+from keras_callbacks.metrics.traced_step import figures_in, independent_of_the_batch, updates_in, variables_of, weigh
+from keras_callbacks.start import start_from_rank_0
 from keras_callbacks.step.graph import GraphRound
 from keras_callbacks.step.graph_synchroniser import GraphAllreduce, buckets
 from keras_callbacks.tensorflow_wire import TensorFlowWire
@@ -218,7 +218,7 @@ def test_what_all_start_from_travels_in_one_message_for_each_type():
             return tf.logical_not(tensor) if tensor.dtype == tf.bool else -tensor
 
     expected = [~v.numpy() if v.dtype == tf.bool else -v.numpy() for v in variables]
-    start_alike(variables[:2], variables[2:], Negated(), "test")
+    start_from_rank_0(variables[:2], variables[2:], Negated(), "test")
     assert sent == ["float32", "int64", "float64", "bool"]
     for variable, value in zip(variables, expected, strict=True):
         np.testing.assert_array_equal(variable.numpy(), value)
@@ -513,7 +513,7 @@ def test_what_a_step_advances_alike_on_all_ranks_is_told_from_what_depends_on_th
         v["noise"].assign(v["noise"] + tf.random.uniform([]))
         graph = tf.compat.v1.get_default_graph()
         handles = variables_of(graph, v.values())
-        found["all"] = of_no_batch(graph, handles, updates_in(graph, handles), v.values(), [v["weight"]])
+        found["all"] = independent_of_the_batch(graph, handles, updates_in(graph, handles), v.values(), [v["weight"]])
 
     v = {name: tf.Variable(1.0) for name in names}
     step.get_concrete_function(tf.TensorSpec([]))

@@ -221,15 +221,15 @@ MODELS = {
     "filtered": (lambda: {"change": lambda whole: whole.filter(lambda x, y: True)}, "come from resize_batches.*filter"),
     "kept batches": (lambda: {"change": lambda batches: batches.cache()}, "come from resize_batches.*cache"),
     "of another balance": (
-        lambda: {"change": lambda _: resize_batches((X, Y), LoadBalance("bsp", global_batch=4))}, "another Load"
+        lambda: {"change": lambda _: resize_batches((X, Y), LoadBalance("bsp", global_batch=4))}, "not among its call"
     ),
     "a schedule": (lambda: {"model": network(optimizer=with_a_schedule()), "global_batch": ADAPTS}, "a schedule"),
     "a loss scale": (lambda: {"model": network(optimizer=with_a_scale()), "global_batch": ADAPTS}, "mixed_bfloat16"),
-    "a norm of ranks": (lambda: {"model": normal(Norm()), "policy": "lb-bsp"}, "'lb-bsp'.*SyncBatchNorm.*norm: .*bsp"),
+    "a norm of ranks": (lambda: {"model": normal(Norm()), "policy": "lb-bsp"}, "'lb-bsp'.*SyncBatchNorm.*norm.*bsp"),
     "a norm in parts": (lambda: {"model": normal(Norm()), "policy": SEVERAL}, "max_micro_batch.*SyncBatchNorm.*norm"),
     "a norm of replicas": (lambda: {"model": normal(together())}, r"synchronized=True\), here together"),
     "own layers, clipped": (
-        lambda: of_a_rank(keras.optimizers.SGD(0.1, global_clipnorm=1.0)), "global_clipnorm=1.*local_layers, here head"
+        lambda: of_a_rank(keras.optimizers.SGD(0.1, global_clipnorm=1.0)), "global_clipnorm=1.*local_layers .head."
     ),
     "own layers, scaled": (lambda: of_a_rank(with_a_scale()), "LossScale.*local_layers"),
 }  # fmt: skip
@@ -375,7 +375,7 @@ def test_weights_that_differ_after_the_broadcast_are_noticed(monkeypatch):
             return 2 if obj == 1 else super().broadcast_object(obj, root_rank, name)
 
     with pytest.raises(HeteroError, match=r"1 ranks .*weights.*something"):
-        start.start_alike([tf.Variable(1.0)], [], WrongAboutOne(), "refusals")
+        start.start_from_rank_0([tf.Variable(1.0)], [], WrongAboutOne(), "refusals")
 
 
 def test_a_loop_of_ones_own_is_told_what_it_lacks():

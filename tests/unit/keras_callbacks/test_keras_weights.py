@@ -66,7 +66,7 @@ def test_data_that_were_resized_for_another_step_are_refused_and_work_when_resiz
     model, balance = network(), LoadBalance("bsp", global_batch=4)
     first = resize_batches((X, Y), balance, weight_of=lambda x, y: tf.reduce_sum(y) + 1)
     resize_batches((X, Y), balance)
-    with pytest.raises(RoundStateError, match="another weight_of or max_micro_batch_cost"):
+    with pytest.raises(RoundStateError, match="weight_of or max_micro_batch_cost of this fit"):
         model.fit(first, callbacks=[balance], verbose=0)
     again = resize_batches((X, Y), balance, weight_of=lambda x, y: tf.reduce_sum(y) + 1)
     model.fit(again, callbacks=[balance], verbose=0)
@@ -102,7 +102,7 @@ def test_losses_are_as_keras_has_them_in_evaluation_and_after_release(loss):
 def test_masks_of_several_outputs_that_are_found_to_differ_are_refused(policy):
     losses = [keras.losses.MeanSquaredError(reduction="mean_with_sample_weight") for _ in "ab"]
     weights = np.ones(X.shape), np.arange(X.size).reshape(X.shape)
-    with pytest.raises(ValueError, match=r"several losses divide by different counts, since masks.*weight_of"):
+    with pytest.raises(ValueError, match=r"several losses divide by different counts, because masks.*weight_of"):
         fit(network(2, loss=losses), data=(X, (Y, Y), weights), policy=policy)
 
 

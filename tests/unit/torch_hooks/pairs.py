@@ -140,7 +140,7 @@ REFUSED = [
     *(
         Refusal(
             {"policy": policy, "models": 2}, f'`"{policy}"`', "`balance.also()`", 'use `"lb-bsp"` or `"bsp"`',
-            (policy, "several optimizers"),
+            (policy, "also() needs"),
         )
         for policy in EARLY
     ),

@@ -104,7 +104,7 @@ def test_of_a_loader(dataset, options, message):
 
 
 def test_of_a_loader_of_an_optimizer_s_own_balance():
-    with pytest.raises(ValueError, match=r"BalancedLoader\(dataset, balance\) of a LoadBalance that was made by"):
+    with pytest.raises(ValueError, match=r"BalancedLoader\(dataset, balance\) needs the LoadBalance of the loader"):
         BalancedLoader(DATA, balance().also())
 
 
@@ -152,7 +152,7 @@ def wrapped_twice():
         ),
         (
             lambda: DistributedOptimizer(torch.optim.LBFGS(MODEL.parameters()), balance()),
-            "LBFGS evaluates a closure as often as it likes.*SGD or Adam",
+            "LBFGS may evaluate its closure a different number of times.*SGD or Adam",
         ),
         (lambda: Job(model=linear().bfloat16()), "parameter 'weight' is bfloat16.*autocast"),
         (lambda: copy.deepcopy(Job().optimizer), r"a DistributedOptimizer cannot be copied or pickled.*state_dict\(\)"),
@@ -168,9 +168,9 @@ def wrapped_twice():
             lambda: DistributedOptimizer(sgd(MODEL), balance(), [p for _, p in NAMED]),
             "named_parameters must be pairs",
         ),
-        (wrapped_twice, r"balance already serves another optimizer; give this one balance\.also\(\)"),
+        (wrapped_twice, r"balance is used by another optimizer already; give this one balance\.also\(\)"),
         (lambda: balance().also().also(), r"this LoadBalance was made by also\(\)"),
-        (lambda: balance(NonBlocking(4)).also(), "several optimizers need .*'non-blocking' has not; use sync="),
+        (lambda: balance(NonBlocking(4)).also(), r"also\(\) needs .*'non-blocking' does not have; use sync="),
     ],
 )
 def test_of_an_optimizer(wrap, message):
@@ -226,11 +226,14 @@ def with_two_optimizers(policy, order):
             lambda: list(BalancedLoader(DATA, balance())),
             "the loss of the last batch was not scaled.*wrap the optimizer before the loop",
         ),
-        (stepped_without_a_batch, r"step\(\) came without a batch.*balance.batch\(samples\)"),
+        (stepped_without_a_batch, r"step\(\) was called without a batch.*balance.batch\(samples\)"),
         (cleared_after_backward, r"the gradient .* changed between backward\(\) and step"),
         (not_stepped, r"the next batch was asked for before .* Call optimizer.step\(\) once for every"),
         (lambda: balance().batch(-1), "samples must be at least 0, got -1; give the number of samples"),
-        (with_two_optimizers("bsp", [1, 0]), r"step\(\) came before that of an optimizer whose LoadBalance was made e"),
+        (
+            with_two_optimizers("bsp", [1, 0]),
+            r"step\(\) was called before that of an optimizer whose LoadBalance was made e",
+        ),
         (with_two_optimizers("bsp", [0]), "the next batch was asked for before the last one was used"),
     ],
 )
@@ -260,7 +263,7 @@ def of_another_optimizer():
         (of_another_optimizer, "this scaler was made for another optimizer.*optimizer=optimizer"),
         (
             lambda: GradScaler("cpu", optimizer=Job(ElasticBSP(lookahead=2, updates="local")).optimizer),
-            "gradients stay on their rank here.*bfloat16",
+            "where gradients stay on their rank.*bfloat16",
         ),
         (lambda: GradScaler("cpu", optimizer=sgd()), "optimizer must be a torch_hooks.DistributedOptimizer, got SGD"),
     ],
@@ -314,7 +317,7 @@ def scales_differ(rank):
         ),
         (
             lambda rank: GradScaler("cpu", optimizer=Job(balance={"sync": "d-psgd"}).optimizer),
-            "gradients stay on their rank here.*bfloat16",
+            "where gradients stay on their rank.*bfloat16",
         ),
         (scales_differ, r"round 0: ranks \[1\] have other hyper-parameters"),
         (

@@ -453,10 +453,10 @@ def wrapped_too_late(balance, model, x, optimizer):
         (scaled_twice, {}, "scale.. was called twice for one batch"),
         (each_of_two, {}, "scale.. was called twice for one batch.*of several models too.*scale their sum"),
         (without_gradient, {}, r"loss has no gradient: it was computed or scaled under torch.no_grad\(\)"),
-        (wrapped_too_late, {}, "balance has begun beside a reducer of your own"),
+        (wrapped_too_late, {}, "balance is used beside another reducer already"),
         (weighing(lambda balance: int(balance.rounds != 3)), {}, r"weight_of gave 0.*round 3\b"),
         (weighing(lambda balance: -1), {}, "weight must be.*-1"),
-        (weighing(lambda balance: 3), {"weight_of": len}, "weight of scale.*weight_of"),
+        (weighing(lambda balance: 3), {"weight_of": len}, "has the weight .* already, from weight_of"),
         (accumulates, {}, "TypeError: model must be a DistributedDataParallel or sharded by fully_shard"),
     ],
 )
@@ -467,7 +467,7 @@ def test_a_body_that_a_reducer_of_one_s_own_does_not_go_with_is_told_why(body, o
 
 def test_a_loss_without_a_batch_and_ranks_without_data_are_refused():
     for said in told(lambda rank: LoadBalance("bsp", global_batch=8).scale(torch.ones(1))):
-        assert "scale() came without a batch" in said
+        assert "scale() was called without a batch" in said
 
     def case(rank):
         balance = LoadBalance(StaticAllocation([0, 1]), global_batch=8)
@@ -475,7 +475,7 @@ def test_a_loss_without_a_batch_and_ranks_without_data_are_refused():
             balance.scale(line()(torch.ones(len(index), 3).double()).sum()).backward()
 
     for said in told(case):
-        assert "policy 'static' needs a reducer of this package" in said
+        assert "policy 'static' needs DistributedOptimizer" in said
 
 
 class Clock:
@@ -652,7 +652,7 @@ def test_close_says_what_was_not_compared_where_the_ranks_have_parted(monkeypatc
         balance.close()
 
     run_on_threads(case, 2)
-    assert "the last rounds were not compared (the process group is gone); call close() before" in caplog.text
+    assert "the last rounds were not compared (the process group is gone); call close() while" in caplog.text
 
 
 @pytest.mark.parametrize("clears", [None, "before", "after the loss"])

@@ -265,7 +265,7 @@ def test_a_cuda_gauge_tells_what_the_allocator_and_others_leave(monkeypatch):
 
 
 def test_a_share_of_memory_is_a_share():
-    with pytest.raises(ValueError, match=r"memory must be a share from 0 to 1, got 90"):
+    with pytest.raises(ValueError, match=r"memory must be a fraction from 0 to 1, got 90"):
         LoadBalance("bsp", global_batch=4, memory=90)
 
 

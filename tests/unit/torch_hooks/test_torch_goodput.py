@@ -201,7 +201,7 @@ def refused(case, message):
 
 def test_what_cannot_adapt_is_refused_with_a_remedy():
     refused(lambda rank: LoadBalance("non-blocking", global_batch=changing()), "decides more")
-    refused(lambda rank: LoadBalance("bsp", global_batch=changing()).also(), "several optimizers")
+    refused(lambda rank: LoadBalance("bsp", global_batch=changing()).also(), "does not go with also")
 
 
 def beside(use, **options):

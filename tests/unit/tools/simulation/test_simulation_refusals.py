@@ -92,6 +92,4 @@ def test_a_question_that_cannot_be_is_told(arguments, said, capsys):
 
 def test_a_single_worker_is_not_asked_what_it_is_worth(described, capsys):
     path = described((WORKERS, ""), (COUNT, ""))
-    refused(
-        [str(path), "--worth"], "a single worker is worth all that is done; describe or record two at least", capsys
-    )
+    refused([str(path), "--worth"], "worth needs two workers or more, got one; describe or record another one", capsys)

@@ -14,11 +14,11 @@ from hvd_hetero.tools.cli import main
 from hvd_hetero.tools.report.build import report_of
 from hvd_hetero.tools.report.tables import worth_table
 from hvd_hetero.tools.report.words import UNKNOWN
-from hvd_hetero.tools.report.worth_words import leave_out, worth_sentences
+from hvd_hetero.tools.report.worth_words import leave_out_advice, worth_sentences
 from hvd_hetero.tools.simulation import Cluster, Compute, Jitter, Network, Worker, simulate
 from hvd_hetero.tools.simulation.replay import replay
 from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
-from hvd_hetero.tools.simulation.worth import Rate, Without, Worth, prices_of, worth_of_run
+from hvd_hetero.tools.simulation.worth import Rate, WithoutWorker, Worth, prices_of, worth_of_run
 
 BATCH = 96
 ROUNDS = 150
@@ -68,10 +68,10 @@ def test_workers_come_in_order_and_the_one_that_hurts_is_named(tmp_path):
     """One sample of a worker at a hundredth takes as long as twice the round of the others."""
     worth = foretold(tmp_path / "run.jsonl", cluster_of((800, 4, 400)), LBBSP())
     assert [each.worker for each in worth.each] == [0, 2, 1]
-    assert leave_out(worth).startswith("Leave out rank 1: ")
-    assert worth_sentences(worth)[0] == leave_out(worth)
+    assert leave_out_advice(worth).startswith("Leave out rank 1: ")
+    assert worth_sentences(worth)[0] == leave_out_advice(worth)
     equal = foretold(tmp_path / "equal.jsonl", cluster_of((400, 400, 400)), LBBSP())
-    assert leave_out(equal) == ""
+    assert leave_out_advice(equal) == ""
     assert worth_sentences(equal)[0] == "Without any one of these ranks the training would be slower."
     assert equal.times_fastest.likely == pytest.approx(0.245 / 0.085, rel=0.03)  # 96 and 32 samples, and 5 ms
 
@@ -109,7 +109,7 @@ def test_a_record_of_one_batch_size_leaves_the_fixed_cost_open(tmp_path):
 def some_worth():
     """Rank 1 costs half of what rank 0 does, and adds a quarter."""
     rates = {1: (1000, 900, 1100), 0: (300, 250, 350)}
-    each = tuple(Without(w, Rate(*rates[w]), Rate(*(r / 1250 for r in rates[w]))) for w in (0, 1))
+    each = tuple(WithoutWorker(w, Rate(*rates[w]), Rate(*(r / 1250 for r in rates[w]))) for w in (0, 1))
     return Worth(2, Rate(1250, 1200, 1300), each, 0, Rate(1.25, 1.1, 1.4))
 
 
@@ -243,8 +243,8 @@ def test_only_a_run_that_lb_bsp_would_make_faster_is_told_to_leave_a_rank_out(tm
     path = tmp_path / "run.jsonl"
     record(path, cluster_of((800, 2)), BSP(), batch, 80, data=WholeRounds(1000, shuffle=True, seed=0))
     report = report_of(read_run(path), "run")
-    assert leave_out(report.worth)
-    assert (leave_out(report.worth) in report.verdict.next) is told
+    assert leave_out_advice(report.worth)
+    assert (leave_out_advice(report.worth) in report.verdict.next) is told
     assert ('policy="lb-bsp" would be' in report.verdict.next) is told
 
 

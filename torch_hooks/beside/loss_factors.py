@@ -10,7 +10,7 @@ from torch_hooks.beside.trained import Reducer
 from torch_hooks.wires.choice import TorchWire
 
 
-class Shares:
+class LossFactors:
     """Computes the factors by which this rank's losses are multiplied."""
 
     def __init__(self, balancer: Balancer, wire: TorchWire, prefix: str, reducer: Reducer) -> None:

@@ -15,7 +15,7 @@ EPOCH_IS_OVER = object()
 """The value of ``stop_training`` that ends an epoch whose length fit does not know; ``epoch_ends`` resets it."""
 
 
-class FitCourse:
+class FitProgress:
     """The place of this rank in ``fit``, as Keras reports it, and the collectives by which ranks agree to go on."""
 
     def __init__(self, wire: TensorFlowWire, prefix: str, callback: tf.keras.callbacks.Callback) -> None:
@@ -34,10 +34,10 @@ class FitCourse:
     def epoch_begins(self, epoch: int) -> None:
         """Choose the epoch's order of samples, and check that all ranks begin an epoch."""
         assert self.queue is not None, "it was checked as training began"
-        self.want_epoch(self.queue, epoch)
-        self._meet(leaving=False)
+        self.follow_epoch(self.queue, epoch)
+        self._check_all_begin_or_leave(leaving=False)
 
-    def want_epoch(self, queue: RoundQueue, epoch: int = 0) -> None:
+    def follow_epoch(self, queue: RoundQueue, epoch: int = 0) -> None:
         """Make data come in the order of this epoch, or of a later one that was not used yet."""
         # Data that are resized again for each fit of one epoch had the order of epoch 0 each time.
         queue.wanted_epoch = max(epoch, self._epochs)
@@ -68,7 +68,7 @@ class FitCourse:
 
     def ends(self) -> None:
         """Check that all ranks end training."""
-        self._meet(leaving=True)
+        self._check_all_begin_or_leave(leaving=True)
         self.fitting = False
 
     @property
@@ -94,13 +94,13 @@ class FitCourse:
             # Other ranks may have begun the epoch in rounds of another size.
             self.skipped = whole - left
 
-    def _meet(self, *, leaving: bool) -> None:
+    def _check_all_begin_or_leave(self, *, leaving: bool) -> None:
         """Check that all ranks begin an epoch, or all leave training; a collective call."""
         # Else those that go on would wait for one that has left, without end.
         leavers, size = int(self._wire.sum(int(leaving), f"{self._prefix}.meet")), self._wire.size
         if 0 < leavers < size:
             raise HeteroError(
-                f"{leavers} of {size} ranks left fit, and the others began another epoch. Give all ranks the "
-                "same number of epochs. If a callback of yours stops training on one rank, put balance behind it in "
-                "callbacks: it stops the others, too"
+                f"{leavers} of {size} ranks left fit, and the others began another epoch. Give all ranks the same "
+                "number of epochs. If a callback stops training on one rank, put balance behind it in callbacks, "
+                "which stops the others, too"
             )

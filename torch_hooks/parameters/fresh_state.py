@@ -14,13 +14,13 @@ from torch_hooks.gradients.sparse import stored
 _HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 
 
-def only_zeros(parameters: Iterable[torch.Tensor]) -> bool:
+def all_gradients_are_zero(parameters: Iterable[torch.Tensor]) -> bool:
     """Return whether there are gradients, and all of them are zero: so Horovod's function calls ``step()``."""
     gradients = [p.grad for p in parameters if p.grad is not None]
     return bool(gradients) and not any(stored(gradient).any() for gradient in gradients)
 
 
-class MadeState:
+class FreshState:
     """State that exists, alike in shape on every rank, and is to be overwritten by the root's."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, parameters: Iterable[torch.Tensor]) -> None:
