@@ -48,7 +48,7 @@ from torch_hooks.wires.choice import over_process_groups, wire_here
 from torch_hooks.wrapped_optimizer import WrappedOptimizer
 
 _INSTEAD = (
-    "under torchrun --max-restarts, torch_hooks.SavedTraining goes on from a file when all ranks are started again "
+    "under torchrun --max-restarts use torch_hooks.SavedTraining, which resumes from a file after a restart "
     "(docs/pytorch.md)"
 )
 try:
@@ -119,9 +119,9 @@ class TorchState(Member, ObjectState):  # type: ignore[misc]
         for name, value in values.items():
             if scale_learning_rate and isinstance(value, _WITH_RATES_OF_THEIR_OWN):
                 raise ValueError(
-                    f"scale_learning_rate=True cannot scale {name}, a {type(value).__name__}, which keeps rates of its "
-                    "own in many places; use a schedule that multiplies, such as LambdaLR, or scale it yourself by "
-                    "hvd.size() in the function that runs"
+                    f"scale_learning_rate=True cannot scale {name}, a {type(value).__name__}, which keeps learning "
+                    "rates in many places. Use a schedule that multiplies, such as LambdaLR, or scale it yourself "
+                    "by hvd.size() in the function that runs"
                 )
         self.model = model
         self.optimizer = optimizer
@@ -150,9 +150,9 @@ class TorchState(Member, ObjectState):  # type: ignore[misc]
             raise ValueError("loader is followed by a SavedTraining or a TorchState already; keep to one of them")
         if batches is not None and not batches.cutter.order.survives_resets:
             raise ValueError(
-                "a loader with stream='shard' cannot be elastic if each rank has a shard of its own: with other ranks "
-                "there are other shards, and nobody knows which samples of theirs were done; use stream='whole', a "
-                "dataset with num_shards and shard(), or data with random access"
+                "a loader with stream='shard' cannot be elastic if each rank has a shard of its own: other ranks "
+                "would have other shards, and samples that lost ranks have done are not known. Use stream='whole', "
+                "a dataset with num_shards and shard(), or data with random access"
             )
         self._follow_session(balance._session)
         self._batches = batches
@@ -165,8 +165,9 @@ class TorchState(Member, ObjectState):  # type: ignore[misc]
         """Keep everything as it is, and ask whether hosts have come or gone; on every rank, between two rounds."""
         if self._batches is not None and self._batches.iterating and not self._inside:
             raise RoundStateError(
-                "commit() inside an iteration over the loader, whose body does not run on a rank without data: leave "
-                "it to rounds_per_commit, which commits on every rank, or call commit() between two iterations"
+                "commit() was called inside an iteration over the loader, whose body does not run on a rank "
+                "without data. Use rounds_per_commit, which commits on every rank, or call commit() between two "
+                "iterations"
             )
         super().commit()
 

@@ -43,7 +43,7 @@ class ScaleLoss(Callback):  # type: ignore[misc]
         session, divided_by = self._balance._session, trainer.accumulate_grad_batches
         if session.beside is None:
             raise RoundStateError(
-                "ScaleLoss is for a reducer of your own, such as strategy='ddp', and batches of a BalancedLoader; with "
+                "ScaleLoss is for batches of a BalancedLoader beside another reducer, such as strategy='ddp'; with "
                 "a DistributedOptimizer leave it out"
             )
         planned = max(session.balancer.work.plan.micro_batches)

@@ -115,7 +115,7 @@ class SavedTraining:
             raise RoundStateError("SavedTraining was made after rounds were done; make it before the first one")
         if session.mixing is not None:
             raise ValueError(
-                "under sync='d-psgd' or 'matcha' each rank holds a model of its own, and a file holds that of rank 0; "
+                "under sync='d-psgd' or 'matcha' each rank has its own model, and the file would hold rank 0's; "
                 "save a file for each rank by state_dict()"
             )
         if batches.before_round is not None:
@@ -140,8 +140,8 @@ class SavedTraining:
         """
         if self._batches.iterating:
             raise RoundStateError(
-                "save() inside an iteration over the loader, whose body does not run on a rank without data: leave it "
-                "to rounds_per_save, which saves on every rank, or call save() between two iterations"
+                "save() was called inside an iteration over the loader, whose body does not run on a rank without "
+                "data. Use rounds_per_save, which saves on every rank, or call save() between two iterations"
             )
         self._batches.note_left()
         self._session.discard_round()  # of a batch that was drawn, and left by break at once
@@ -240,8 +240,8 @@ class SavedTraining:
         own = progress["own"]
         if len(own) != wire.size and not self._batches.cutter.order.survives_resets:
             raise ValueError(
-                f"{self.path} is of {len(own)} ranks, this job has {wire.size}, and with a shard of each rank's "
-                "own nobody knows which samples of the others were done; launch as many, or use stream='whole'"
+                f"{self.path} has {len(own)} ranks, and this job has {wire.size}. With a shard of each rank's own, "
+                "it is not known which samples the others have done. Launch as many, or use stream='whole'"
             )
         for name, part in self._parts.items():
             broadcast_state(wire, part, f"{session.prefix}.loaded.{name}")

@@ -69,8 +69,8 @@ class BalancedDataset(tf.data.Dataset):  # type: ignore[misc]
 
 
 _NO_CALLBACK = (
-    "callbacks of this fit hold no LoadBalance, so each rank would train alone: write "
-    "model.fit(batches, callbacks=[balance]) for what comes from resize_batches"
+    "callbacks of this fit have no LoadBalance, so each rank would train alone. Write model.fit(batches, "
+    "callbacks=[balance]) for batches of resize_batches"
 )
 
 
@@ -88,9 +88,9 @@ def refuses_resized(evaluate: Callable[..., Any]) -> Callable[..., Any]:
     def checked(x: Any = None, *args: Any, **options: Any) -> Any:
         if _is_resized(x):
             raise ValueError(
-                "validation_data (or what is evaluated, or predicted) comes from resize_batches, whose batches follow "
-                "the rounds of training; give each rank its part in plain batches, (x[rank::size], y[rank::size]) or "
-                "samples.shard(size, rank).batch(…): figures are joined over the ranks"
+                "validation_data, or data to evaluate or predict on, must not come from resize_batches, whose "
+                "batches follow the rounds of training. Give each rank its part in plain batches: (x[rank::size], "
+                "y[rank::size]) or samples.shard(size, rank).batch(…). Figures are combined over the ranks"
             )
         return evaluate(x, *args, **options)
 

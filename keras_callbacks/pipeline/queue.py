@@ -18,15 +18,15 @@ from hvd_hetero.errors import RoundStateError
 from hvd_hetero.rounds import RoundTable
 
 NO_TRAINING = (
-    "more of resize_batches was asked for than its first batch, and no training with its LoadBalance is on: write "
-    "model.fit(batches, callbacks=[balance]), or balance.batches(batches) in a loop of your own; give predict and "
+    "more than the first batch of resize_batches was read without a training of its LoadBalance. Write "
+    "model.fit(batches, callbacks=[balance]), or balance.batches(batches) in a loop of your own. Give predict and "
     "evaluate plain batches"
 )
 
 TOO_FAR_AHEAD = (
-    "the data pipeline asked for a batch before its size was decided: leave prefetching to "
-    "resize_batches(…, prefetch=…), and put no shuffle, batch or parallel step behind it; outside of training only the "
-    "first batch can be looked at"
+    "the data pipeline asked for a batch before its size was decided. Leave prefetching to resize_batches(…, "
+    "prefetch=…), and put no shuffle, batch or parallel step behind it. Outside of training only the first batch "
+    "can be read"
 )
 
 

@@ -21,9 +21,9 @@ def require_alike(dataset: Any, gather: Callable[[DrawnRows], Sequence[DrawnRows
     if ranks := ranks_with_other_data(gather(drawn_rows(len(dataset), columns_of(dataset)))):
         raise PlanMismatchError(
             f"ranks {ranks} hold other samples than rank 0 at the same indices. Give every rank the whole dataset, "
-            "alike: BalancedLoader shares it out. Seed what is drawn at random; where each rank can only read "
-            "samples of its own, use an IterableDataset and stream='shard'. If they differ as they should "
-            "(augmented beforehand, a cache that fills), check_data=False does not compare"
+            "and seed what is drawn at random: BalancedLoader divides the samples. If each rank can only read "
+            "samples of its own, use an IterableDataset and stream='shard'. If samples differ on purpose "
+            "(augmented beforehand, a cache that fills), set check_data=False"
         )
 
 

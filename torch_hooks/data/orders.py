@@ -51,8 +51,8 @@ def order_of(
     if isinstance(dataset, IterableDataset):
         if shuffle:
             raise ValueError(
-                "shuffle=True needs a dataset with __len__ and __getitem__; shuffle inside the stream, and a whole "
-                "stream alike on every rank"
+                "shuffle=True needs a dataset with __len__ and __getitem__; shuffle inside the stream, with the "
+                "same seed on every rank if stream='whole'"
             )
         if chosen:
             raise ValueError(f"{chosen[0]} is for a dataset with __len__ and __getitem__; order the stream itself")

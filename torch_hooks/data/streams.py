@@ -14,9 +14,9 @@ from torch_hooks.data.turns import State, front, lanes_of, read, shards_of
 from torch_hooks.wires.choice import TorchWire
 
 _CHOOSE = (
-    "an iterable dataset can be read in two ways, and only you know which is right: stream='whole', if it yields the "
-    "same samples in the same order on every rank, which are then shared out; or stream='shard', if ranks read "
-    "different samples: its shards, or, if it has no shard() or with rounds_per_epoch=…, what it yields on each rank"
+    "stream='whole' is for an iterable dataset that yields the same samples in the same order on every rank. "
+    "stream='shard' is for ranks that read different samples: its shards, or, if it has no shard() or with "
+    "rounds_per_epoch=…, what it yields on each rank"
 )
 
 

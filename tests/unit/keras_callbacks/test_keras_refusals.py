@@ -289,7 +289,7 @@ def test_after_a_fit_only_the_callback_or_a_release_lets_the_optimizer_update():
         model.fit(batches, validation_data=others, epochs=2, verbose=0, shuffle=False, callbacks=[balance])
     assert balance.rounds == 2, "the epoch before it"
     model.fit(batches, verbose=0, shuffle=False, callbacks=[balance])
-    with pytest.raises(ValueError, match=r"predicted.*resize_batches"):
+    with pytest.raises(ValueError, match=r"predict.*resize_batches"):
         model.predict(batches, verbose=0)
     assert model.predict(X, verbose=0).shape == (8, 1)
     pairs = [(tf.zeros_like(v), v) for v in model.trainable_variables]
