@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_WAY_OUT = (
+_HOW_TO_SURVIVE = (
     "and out of memory ends the training on all ranks; to survive it, write: for batch in loader: "
     "with balance.surviving_out_of_memory(): … (docs/gpu.md), or set max_micro_batch of the policy"
 )
@@ -56,7 +56,7 @@ class Shortage:
         self._micro_batches += 1
         if self._micro_batches == 2 and not self.survives and self._meter.learner.profile is not None:
             policy = self._balancer.policy.name
-            logger.warning("policy %r tries larger batches than you have tried, %s", policy, _WAY_OUT)
+            logger.warning("policy %r tries larger batches than you have tried, %s", policy, _HOW_TO_SURVIVE)
         self._memory_in_use = memory_in_use
         self._parts = 0  # of one that failed, and was abandoned
 
@@ -93,7 +93,7 @@ class Shortage:
         if balancer.computing and _failures() > self._failures_seen:
             logger.error(
                 "round %d: rank %d has run out of memory with %d samples, %s", balancer.rounds, balancer.rank,
-                balancer.work.samples, _WAY_OUT,
+                balancer.work.samples, _HOW_TO_SURVIVE,
             )  # fmt: skip
 
     def _undo(self, gathered: Sequence[Gathered | ScaledRounds], error: Exception) -> int:

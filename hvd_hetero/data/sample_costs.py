@@ -257,9 +257,9 @@ def cost_from(cost_of: Callable[[Any], float], sample: Any, which: str) -> float
     try:
         length = float(cost_of(sample))
     except Exception as error:
-        raise ValueError(f"cost_of failed for {which}, {type(error).__name__}: {error}; {_WAY_OUT}") from error
+        raise ValueError(f"cost_of failed for {which}, {type(error).__name__}: {error}; {_REMEDY}") from error
     if not 0.0 <= length <= _LARGEST_COST:
-        raise ValueError(f"cost_of must be {_IN_RANGE}, got {length} for {which}; {_WAY_OUT}")
+        raise ValueError(f"cost_of must be {_IN_RANGE}, got {length} for {which}; {_REMEDY}")
     return length
 
 
@@ -278,7 +278,7 @@ NO_COSTS = (
 # So that sums of squares are finite (arbitrary: no sample costs nearly as much).
 _LARGEST_COST = 1e100
 _IN_RANGE = f"from 0 to {_LARGEST_COST:g}"
-_WAY_OUT = "give a length, or a number of tokens, pixels or edges, for each"
+_REMEDY = "give a length, or a number of tokens, pixels or edges, for each"
 
 
 def _longest_first(places: IntArray, lengths: FloatArray) -> IntArray:
@@ -293,14 +293,14 @@ def _whole(cost_of: npt.ArrayLike, size: int | None) -> FloatArray:
         lengths = np.asarray(cost_of).astype(np.float64)
     except Exception as error:  # whatever the user's array raises, as one on another device does
         raise TypeError(
-            f"cost_of must be an array in the memory of the host, got {type(cost_of).__name__} ({error}); {_WAY_OUT}"
+            f"cost_of must be an array in the memory of the host, got {type(cost_of).__name__} ({error}); {_REMEDY}"
         ) from error
     if lengths.shape != (size,):
         raise ValueError(
-            f"cost_of must hold one number for each of the {size} samples, got shape {lengths.shape}; {_WAY_OUT}"
+            f"cost_of must hold one number for each of the {size} samples, got shape {lengths.shape}; {_REMEDY}"
         )
     good = (lengths >= 0.0) & (lengths <= _LARGEST_COST)
     if not good.all():
         index = int(good.argmin())
-        raise ValueError(f"cost_of[{index}] must be {_IN_RANGE}, got {lengths[index]}; {_WAY_OUT}")
+        raise ValueError(f"cost_of[{index}] must be {_IN_RANGE}, got {lengths[index]}; {_REMEDY}")
     return lengths

@@ -84,8 +84,8 @@ class AffineCosts:
 
     def _overheads(self, plan: RoundPlan) -> Floats:
         """Return h for the micro-batches of a plan; a rank without samples counts one."""
-        cuts = plan.batch_counts
-        return self._fixed if cuts.max() <= 1 else self._fixed * np.maximum(cuts, 1)
+        counts = plan.batch_counts
+        return self._fixed if counts.max() <= 1 else self._fixed * np.maximum(counts, 1)
 
     def _level(self, total: int, overheads: Floats) -> tuple[float, float]:
         """Return T, and the seconds of the latest rank that is at its minimum and later than T; 0 if there is none."""

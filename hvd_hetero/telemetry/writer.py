@@ -67,12 +67,12 @@ class RunFile:
         except OSError as error:
             if not goes_on:  # a mistake of the user, to be reported at once
                 why = "its folder is a file" if isinstance(error, FileExistsError) else error.strerror or error
-                told = type(error)(
+                refusal = type(error)(
                     f"telemetry must be a file that rank 0 can write, got {str(self._path)!r}: {why}; name another "
                     "file, or leave telemetry out"
                 )
-                told.errno = error.errno
-                raise told from error
+                refusal.errno = error.errno
+                raise refusal from error
             self._warn(error)
 
     def __call__(self, record: Record) -> None:

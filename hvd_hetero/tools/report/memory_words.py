@@ -10,30 +10,33 @@ from hvd_hetero.tools.report.words import listed
 
 
 def memory_note(run: Run) -> str:
-    """Return the line, the bound and the peak of each rank; "": none is known."""
+    """Return a sentence with each rank's memory line, peak and bound; "": none is known."""
     base, slope, peak, limit = (
         getattr(run, name)[-1] for name in ("memory_base_mib", "memory_slope_mib", "memory_peak_mib", "limit")
     )
-    told: dict[str, list[int]] = {}
+    ranks_by_words: dict[str, list[int]] = {}
     for rank in range(run.workers):
         line = f"{base[rank]:,.0f} + {slope[rank]:.3g} x MiB, {peak[rank]:,.0f} MiB at the peak" if slope[rank] else ""
         most = f"at most {limit[rank]:,.0f} samples" if limit[rank] else ""
         if words := ", ".join(filter(None, (line, most))):
-            told.setdefault(words, []).append(rank)
-    each = "; ".join(f"rank {listed(ranks, LISTED_RANKS)}: {words}" for words, ranks in [*told.items()][:LISTED_RANKS])
+            ranks_by_words.setdefault(words, []).append(rank)
+    each = "; ".join(
+        f"rank {listed(ranks, LISTED_RANKS)}: {words}" for words, ranks in [*ranks_by_words.items()][:LISTED_RANKS]
+    )
     return f"Memory of a micro-batch of x samples, {each}." if each else ""
 
 
 def decided_by_memory(run: Run) -> str:
-    """Return which ranks could take more by their speed than they hold; "" if there is none."""
-    recent = slice(-max(len(run.round) // 10, 1), None)  # the last tenth of the rounds (arbitrary)
+    """Return a sentence on ranks whose memory holds less than their speed would take; "" if there is none."""
+    # The last tenth of the rounds, in which bounds are known (arbitrary).
+    recent = slice(-max(len(run.round) // 10, 1), None)
     with np.errstate(invalid="ignore"):
         samples, speeds = (np.median(of[recent], axis=0) for of in (run.samples, run.samples_per_s))
     holds = run.limit[-1] * np.maximum(run.micro_batches[-1], 1)
     if not np.isfinite(speeds).all() or not speeds.sum() > 0.0:
         return ""
     could = samples.sum() * speeds / speeds.sum()
-    # A word is worth 5 % more samples than the rank holds (arbitrary).
+    # With less than 5 % more samples, memory decides nothing that matters (arbitrary).
     at_bound = (run.limit[-1] > 0) & (samples >= holds - run.micro_batches[-1]) & (could > 1.05 * samples)
     words = [
         f"rank {rank} could take {could[rank]:,.0f} samples by speed, and holds {samples[rank]:,.0f}"
