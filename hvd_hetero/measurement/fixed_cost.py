@@ -12,21 +12,11 @@ r, with ``β = r φ / (1 - φ)``, forecasts the M rounds after a change of size 
     e(φ) = log t - log(x + β),     ν(φ) = e(φ) - ℓ(φ),     ℓ(φ) <- ℓ(φ) + ν(φ) / min(n + 1, M)
     L(φ) <- L(φ) + (τ + 1) log(1 + ν(φ)² / (τ v)),         v = σ² (1 + 1 / n) + σ_0²
 
-with n the rounds in ℓ. L is twice the negative logarithm of a Student likelihood, in which one strange round does not
-outweigh two good ones. While the size stays, all φ forecast alike. A round that every φ misses by more than five
-deviations belongs to a rank that has become slower or faster. Such a round, and one before which a rank's CPU or memory
-has changed, teaches nothing, and ℓ begins again. σ is 1.48 medians of what rounds differ from their level, found by
-steps of a tenth.
-
-Rank i's evidence is its own L_i and the others', which counts for C at most: enough to decide if the rank's own
-evidence is weak, and less than a rank of another kind finds out for itself. A priori all φ of the grid are alike.
-β comes from the mean of φ. So a split that is made before much is known does not count on the time to follow it.
-
-M = 8, τ = 4, σ_0 = 0.01, C = 20 and the limit of L, by which old evidence is forgotten, are arbitrary.
-
-Rejected: each rank learns its β alone. Noise made the β of two equal ranks differ by a factor of 20, and a split made
-by them confirmed itself, down to a share of one sample. Rejected, too: giving less weight to speeds that drift.
-It gains as much on the walks and traces of ``benchmarks/`` as it loses where noise is all there is.
+with n the rounds in ℓ. L is twice the negative logarithm of a Student likelihood with τ degrees of freedom. While the
+size stays, all φ forecast alike. σ is 1.48 medians of what rounds differ from their level, found by steps of a tenth.
+Rank i's evidence is its own L_i and the others', which counts for C at most. A priori all φ of the grid are equally
+likely, and β comes from the mean of φ. So a split that is made before much is known does not count on the time to
+follow it.
 
 Shapes: n ranks, a grid of G shares φ. Cost: O(n) a round, O(nG) in the M rounds after a change of size.
 """
@@ -46,17 +36,14 @@ from hvd_hetero.rounds import RoundTable
 Floats = npt.NDArray[np.float64]
 Ranks = npt.NDArray[np.intp]
 
-_ROUNDS_COMPARED = 8  # M: so long a rank's speed has to stay, for its times to tell of the size
-_TAILS = 4.0  # τ: one strange round does not outweigh two good ones
-_LINE_ERROR = 0.01  # σ_0: what a line leaves out of a real step
-# σ before it is known, and at least. 0.05 is what ranks usually scatter (``policies.evidence`` begins with more, to
-# doubt moves): with more, the first changes of size, which teach most, would count for less. Arbitrary.
-_FIRST_SCATTER, _LEAST_SCATTER = 0.05, 1e-4
-_STEP, _MEDIAN = 1.1, 0.6745  # how fast σ moves in a round; the median of normal errors, in deviations
-_JUMP, _LEAST_JUMP = 5.0, 0.05  # deviations, and of a time: beyond both, the rank has changed
-_SAME_DRIVER = 0.05  # of a CPU or a memory: with less, a rank counts as it was
-_MOST_FROM_OTHERS = 20.0  # C: four and a half deviations, less than a rank of another kind finds out
-_MOST_EVIDENCE = 60.0  # of L: as much new evidence outweighs all before it
+# All but the median are arbitrary.
+_ROUNDS_COMPARED = 8  # M: so long a rank's speed has to stay, for its times to show the effect of the size
+_STUDENT_FREEDOM = 4.0  # τ: with it, one outlier does not outweigh two good rounds
+SCATTER_FLOOR = 1e-4  # of σ: after some equal rounds, not any difference is a surprise
+SCATTER_STEP, NORMAL_MEDIAN = 1.1, 0.6745  # how fast σ moves in a round; the median of normal errors, in deviations
+_CHANGE_DEVIATIONS, _CHANGE_OF_TIME = 5.0, 0.05  # beyond both, the rank itself has become slower or faster
+_OTHERS_EVIDENCE_CAP = 20.0  # C: four and a half deviations, less than a rank of another kind finds out for itself
+_EVIDENCE_CAP = 60.0  # of L: as much new evidence outweighs all before it
 
 # φ, in steps of 0.05, and finer where β = r φ / (1 - φ) grows fast; arbitrary. 0.99 ends it: with more, a round would
 # hardly depend on the split.
@@ -71,7 +58,7 @@ class FixedCosts(Kept):
     processors may round logarithms differently. What is kept is the evidence of all of them, for any number of ranks.
     """
 
-    KEPT = (Figure("_reference", positive=True), Figure("_before", most=_MOST_EVIDENCE))
+    KEPT = (Figure("_reference", positive=True), Figure("_before", most=_EVIDENCE_CAP))
 
     def __init__(self, reference: float, workers: int) -> None:
         self.samples = np.zeros(workers)
@@ -80,23 +67,25 @@ class FixedCosts(Kept):
         self._betas = reference * _ODDS
         self._against = np.zeros((workers, len(_SHARES)))  # L
         self._before = np.zeros(len(_SHARES))  # L of a former membership
-        self._noise = np.full(workers, _FIRST_SCATTER)  # σ
+        # σ before it is known: what ranks usually scatter (`policies.evidence` begins with more, to doubt moves). With
+        # more, the first changes of size, which teach most, would count for less.
+        self._noise = np.full(workers, 0.05)
         # The rounds since the size changed: the size, the mean of log t, and their number.
         self._size, self._level, self._rounds = np.zeros((3, workers))
         # ℓ and n, in the rounds after a change.
         self._forecast, self._counted = np.zeros((workers, len(_SHARES))), np.zeros(workers)
         self._open = np.zeros(workers, dtype=np.bool_)
-        self._cuts = np.zeros(workers)  # micro-batches of the round before
+        self._counts = np.zeros(workers)  # micro-batches of the round before
         self._drivers = np.full((2, workers), np.nan)
         self._moved = np.zeros(workers, dtype=np.bool_)  # whether these had changed in the round before
 
     def learn(self, table: RoundTable, *, short: bool = False) -> None:
         """Learn from a round; ``short``: it ends an epoch, and ranks do not report a speed for it."""
         late = table.column("lap_s") != 0.0  # a device, whose times belong to the round before
-        samples, cuts = table.column("timed_samples"), table.column("micro_batches")
+        samples, counts = table.column("timed_samples"), table.column("micro_batches")
         if short:
             samples = np.where(late, 0.0, table.work)
-        each, self._cuts = np.where(late, self._cuts, cuts), cuts
+        each, self._counts = np.where(late, self._counts, counts), counts
         self._begin_again(np.stack([table.column("cpu"), table.column("memory")]))
         busy_s = table.busy_s
         at = np.flatnonzero((samples > 0.0) & (each > 0.0) & (busy_s > 0.0) & (busy_s < math.inf))
@@ -104,8 +93,9 @@ class FixedCosts(Kept):
             self._observe(samples[at] / each[at], np.log(busy_s[at] / each[at]), at)
 
     def _begin_again(self, drivers: Floats) -> None:
-        """Forget the level of ranks whose CPU or memory has changed, which a plan may have foreseen."""
-        moved = (np.abs(drivers - self._drivers) >= _SAME_DRIVER).any(axis=0)  # False where one is NaN
+        """Forget the level of ranks whose CPU or memory has changed: a plan may have foreseen the change."""
+        # By a twentieth of the CPU or the memory; with less, a rank counts as unchanged.
+        moved = (np.abs(drivers - self._drivers) >= 0.05).any(axis=0)  # False where one is NaN
         if (either := moved | self._moved).any():
             self._rounds[either], self._open[either] = 0.0, False
         self._drivers, self._moved = drivers, moved
@@ -119,9 +109,9 @@ class FixedCosts(Kept):
 
         missed = np.abs(level - self._level[at])
         deviation = self._noise[at] * np.sqrt(1.0 + 1.0 / np.clip(self._rounds[at], 1.0, _ROUNDS_COMPARED))
-        anew = ~known | resized | (missed > np.maximum(_JUMP * deviation, _LEAST_JUMP))
-        step = np.where(anew, 1.0, np.where(missed > _MEDIAN * deviation, _STEP, 1.0 / _STEP))
-        self._noise[at] = np.maximum(self._noise[at] * step, _LEAST_SCATTER)
+        anew = ~known | resized | (missed > np.maximum(_CHANGE_DEVIATIONS * deviation, _CHANGE_OF_TIME))
+        step = np.where(anew, 1.0, np.where(missed > NORMAL_MEDIAN * deviation, SCATTER_STEP, 1.0 / SCATTER_STEP))
+        self._noise[at] = np.maximum(self._noise[at] * step, SCATTER_FLOOR)
         rounds = self._rounds[at] = np.where(anew, 1.0, self._rounds[at] + 1.0)
         self._level[at] += (level - self._level[at]) / np.minimum(rounds, _ROUNDS_COMPARED)
         self._size[at] = size
@@ -134,23 +124,31 @@ class FixedCosts(Kept):
         self._open[at] = True
 
     def _learn(self, size: Floats, level: Floats, at: Ranks) -> None:
-        variance = self._noise[at] ** 2 * (1.0 + 1.0 / self._counted[at]) + _LINE_ERROR**2
+        # σ_0 is 0.01: a line leaves as much out of a real step.
+        variance = self._noise[at] ** 2 * (1.0 + 1.0 / self._counted[at]) + 0.01**2
         missed = level[:, None] - np.log(size[:, None] + self._betas) - self._forecast[at]
-        strange = np.abs(missed).min(axis=1) > np.maximum(_JUMP * np.sqrt(variance), _LEAST_JUMP)
+        # A round that every φ misses shows a change of the rank. It teaches nothing, and ℓ begins again.
+        strange = np.abs(missed).min(axis=1) > np.maximum(_CHANGE_DEVIATIONS * np.sqrt(variance), _CHANGE_OF_TIME)
         self._open[at[strange]] = False
         if strange.all():
             return
         at, missed, variance = at[~strange], missed[~strange], variance[~strange]
         counted = self._counted[at] = np.minimum(self._counted[at] + 1.0, _ROUNDS_COMPARED)
         self._forecast[at] += missed / counted[:, None]
-        against = self._against[at] + (_TAILS + 1.0) * np.log1p(missed**2 / (_TAILS * variance[:, None]))
-        self._against[at] = np.minimum(against - against.min(axis=1, keepdims=True), _MOST_EVIDENCE)
-        self._judge()
+        against = self._against[at] + (_STUDENT_FREEDOM + 1.0) * np.log1p(
+            missed**2 / (_STUDENT_FREEDOM * variance[:, None])
+        )
+        self._against[at] = np.minimum(against - against.min(axis=1, keepdims=True), _EVIDENCE_CAP)
+        self._weigh_evidence()
 
-    def _judge(self) -> None:
+    def _weigh_evidence(self) -> None:
+        # The others' evidence decides if the rank's own is weak. Rejected: each rank learns its β alone. Noise made the
+        # β of two equal ranks differ by a factor of 20, and a split made by them confirmed itself, down to a share of
+        # one sample. Rejected, too: giving less weight to speeds that drift. It gains as much on the walks and traces
+        # of benchmarks/ as it loses where noise is all there is.
         others = self._before + self._against.sum(axis=0) - self._against
         others -= others.min(axis=1, keepdims=True)
-        others *= _MOST_FROM_OTHERS / np.maximum(others.max(axis=1, keepdims=True), _MOST_FROM_OTHERS)
+        others *= _OTHERS_EVIDENCE_CAP / np.maximum(others.max(axis=1, keepdims=True), _OTHERS_EVIDENCE_CAP)
         against = self._against + others
         likely = np.exp(-0.5 * (against - against.min(axis=1, keepdims=True)))
         likely /= likely.sum(axis=1, keepdims=True)
@@ -160,10 +158,10 @@ class FixedCosts(Kept):
     def state_dict(self) -> dict[str, Any]:
         """Return the evidence of all ranks together, as plain data."""
         against = self._before + self._against.sum(axis=0)
-        return super().state_dict() | {"before": np.minimum(against - against.min(), _MOST_EVIDENCE).tolist()}
+        return super().state_dict() | {"before": np.minimum(against - against.min(), _EVIDENCE_CAP).tolist()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from that evidence, also with other ranks and another reference; forget what was learned here."""
+        """Begin from that evidence, also with other ranks and another reference size; forget what was learned here."""
         reference = self._reference
         super().load_state_dict(state)
         self._before = np.interp(self._betas, self._reference * _ODDS, self._before)
@@ -171,14 +169,14 @@ class FixedCosts(Kept):
         self._against[:], self._rounds[:], self._open[:] = 0.0, 0.0, False
         self.samples = np.zeros(len(self._rounds))
         if self._before.any():
-            self._judge()
+            self._weigh_evidence()
 
 
 class Pace(Kept):
     """A rank's speed freed from its batch, for its predictor.
 
-    It is (x + β) / t times a factor c, by which a new β leaves the pace of the latest round as it was. So predictors
-    need not hear of it.
+    It is (x + β) / t times a factor c, by which a new β leaves the pace of the latest round as it was. So a predictor's
+    history stays valid.
     """
 
     KEPT = (Figure("samples"), Figure("size", positive=True), Figure("_factor", positive=True))
@@ -186,13 +184,13 @@ class Pace(Kept):
     def __init__(self, reference: float) -> None:
         self._reference = reference
         self.samples = 0.0
-        """β"""
+        """The fixed cost β, in samples."""
         self.size = reference
         """The size of micro-batches in the latest round that taught something."""
         self._factor = 1.0  # c
 
     def set_fixed_cost(self, samples: float) -> None:
-        """Go on with another β."""
+        """Set the fixed cost, and rescale so that the latest pace stays as it was."""
         self._factor = self._factor * (self.size + self.samples) / (self.size + samples)
         self.samples = samples
 

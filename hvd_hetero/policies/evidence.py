@@ -23,17 +23,15 @@ import numpy as np
 import numpy.typing as npt
 
 from hvd_hetero.kept import Figure, Kept
+from hvd_hetero.measurement.fixed_cost import NORMAL_MEDIAN, SCATTER_FLOOR, SCATTER_STEP
 from hvd_hetero.rounds import RoundPlan, RoundTable
 
 Floats = npt.NDArray[np.float64]
 
-# σ before it is known, and its limits. 0.1 is more than most ranks scatter, so the first moves are doubted; arbitrary.
-_FIRST_SCATTER, _LEAST_SCATTER, _MOST_SCATTER = 0.1, 1e-4, 1.0
-_STEP, _MEDIAN = 1.1, 0.6745  # how fast σ moves in a round; the median of normal errors, in deviations
-_DOUBT_PER_SCATTER = 2.0 / 3.0  # two standard errors of a forecast, each a third of what rounds scatter
+_SCATTER_LIMIT = 1.0  # of σ: beyond, a forecast says nothing
 # However much rounds scatter, a split is left for one that takes less than half as long. Arbitrary.
-_LEAST_TRUSTED_PART = 0.5
-_REACH_OF_SIZES = 4.0 / 3.0  # times the sizes measured: beyond them a line is not known to hold
+_TRUSTED_PART_FLOOR = 0.5
+_TRUSTED_BEYOND_SIZES = 4.0 / 3.0  # times the sizes measured: beyond them a line is not known to hold
 
 
 class Evidence(Kept):
@@ -43,7 +41,7 @@ class Evidence(Kept):
     """
 
     KEPT = (
-        Figure("_scatter", least=_LEAST_SCATTER, most=_MOST_SCATTER),
+        Figure("_scatter", least=SCATTER_FLOOR, most=_SCATTER_LIMIT),
         Figure("_forecast", positive=True, unknown=math.nan),
         Figure("_least", positive=True, unknown=math.inf),
         Figure("_most"),
@@ -51,35 +49,39 @@ class Evidence(Kept):
 
     def __init__(self, workers: int, typical_size: float, step: int = 1) -> None:
         self._typical_size, self._step = typical_size, step
-        self._scatter = np.full(workers, _FIRST_SCATTER)
+        # More than most ranks scatter (arbitrary), so the first moves are doubted.
+        self._scatter = np.full(workers, 0.1)
         self._forecast = np.full(workers, np.nan)
         self._least, self._most = np.full(workers, math.inf), np.zeros(workers)
 
     def learn(self, table: RoundTable) -> None:
         """Compare a round with its forecasts, and take up the forecasts of the next one."""
         names = ("timed_samples", "micro_batches", "fixed_samples", "samples_per_s")
-        samples, cuts, fixed, forecast = (table.column(name) for name in names)
-        told = (samples > 0.0) & (cuts > 0.0) & (table.busy_s > 0.0)
-        size, busy_s = samples / np.maximum(cuts, 1.0), np.where(told, table.busy_s, math.nan)
-        measured = (samples + cuts * fixed) / (1.0 + fixed / self._typical_size) / busy_s
+        samples, counts, fixed, forecast = (table.column(name) for name in names)
+        measures = (samples > 0.0) & (counts > 0.0) & (table.busy_s > 0.0)
+        size, busy_s = samples / np.maximum(counts, 1.0), np.where(measures, table.busy_s, math.nan)
+        measured = (samples + counts * fixed) / (1.0 + fixed / self._typical_size) / busy_s
         missed = np.abs(measured / self._forecast - 1.0)  # NaN where one of them is not known
-        step = np.where(missed > _MEDIAN * self._scatter, _STEP, np.where(np.isnan(missed), 1.0, 1.0 / _STEP))
-        self._scatter = np.clip(self._scatter * step, _LEAST_SCATTER, _MOST_SCATTER)
+        step = np.where(
+            missed > NORMAL_MEDIAN * self._scatter, SCATTER_STEP, np.where(np.isnan(missed), 1.0, 1.0 / SCATTER_STEP)
+        )
+        self._scatter = np.clip(self._scatter * step, SCATTER_FLOOR, _SCATTER_LIMIT)
         self._forecast = np.where(forecast > 0.0, forecast, math.nan)
-        self._least = np.where(told, np.minimum(self._least, size), self._least)
-        self._most = np.where(told, np.maximum(self._most, size), self._most)
+        self._least = np.where(measures, np.minimum(self._least, size), self._least)
+        self._most = np.where(measures, np.maximum(self._most, size), self._most)
 
     def trusted_part(self, fixed: Floats) -> Floats:
         """Return the share of each rank's time that is beyond doubt."""
         amplified = 0.5 + 0.5 * fixed / (fixed + self._typical_size)
-        trusted_part: Floats = np.maximum(1.0 - _DOUBT_PER_SCATTER * amplified * self._scatter, _LEAST_TRUSTED_PART)
+        # Two standard errors of a forecast, each a third of what rounds scatter.
+        trusted_part: Floats = np.maximum(1.0 - 2.0 / 3.0 * amplified * self._scatter, _TRUSTED_PART_FLOOR)
         return trusted_part
 
     def allowed_part(self, plan: RoundPlan, wanted: RoundPlan) -> float:
         """Return how much of the way to the wanted shares the measurements go, from 0 to 1."""
-        cuts, held = np.maximum(wanted.batch_counts, 1), plan.shares
-        most = np.maximum(np.floor(self._most * _REACH_OF_SIZES) * cuts, self._most * cuts + self._step)
-        least = np.minimum(np.ceil(self._least / _REACH_OF_SIZES) * cuts, self._least * cuts - self._step)
+        counts, held = np.maximum(wanted.batch_counts, 1), plan.shares
+        most = np.maximum(np.floor(self._most * _TRUSTED_BEYOND_SIZES) * counts, self._most * counts + self._step)
+        least = np.minimum(np.ceil(self._least / _TRUSTED_BEYOND_SIZES) * counts, self._least * counts - self._step)
         # A rank's present share bounds these, too: else the number of its micro-batches could never change.
         beyond = np.maximum(wanted.shares - np.maximum(most, held), 0.0)
         beyond += np.maximum(np.minimum(least, held) - wanted.shares, 0.0)

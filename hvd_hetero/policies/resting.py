@@ -10,9 +10,6 @@ saves nothing. A rank that rests takes part in the sums, and measures nothing. S
 share for one round in k, which costs t_r - T_r of it:
 
     k = max(K, (t_r / T_r - 1) / c).
-
-ε = 0.01 (less is not seen in measurements), K = 20 rounds, and a share of c = 0.002 of the time for trials. Before β_r
-is known, a trial may take much longer than t_r; then k is eight times as large. All are arbitrary.
 """
 
 from __future__ import annotations
@@ -26,10 +23,10 @@ import numpy.typing as npt
 
 from hvd_hetero.policies.affine_shares import AffineCosts, Floats
 
-_LEAST_GAIN = 0.01  # ε: less is not seen in measurements
-_LEAST_REST = 20  # K: rounds between two trials of a rank, however cheap they are
-_TRIAL_SHARE = 0.002  # c: of all time, a fifth of the gain for which a rank rests
-_LONGER_IN_DOUBT = 8.0  # times as many rounds: without β a trial takes longer than forecast, by an unknown factor
+# All are arbitrary.
+_GAIN_OF_REST = 0.01  # ε: a smaller gain is not seen in measurements
+_ROUNDS_BETWEEN_TRIALS = 20  # K: of a rank, however cheap they are
+_TIME_OF_TRIALS = 0.002  # c: of all time, a fifth of the gain for which a rank rests
 
 
 class Resting:
@@ -48,7 +45,7 @@ class Resting:
             return list(self._rounds)
         alone_s = (self._least + fixed) / (speeds * (1.0 + fixed / self._typical_size))
         awake.sort(key=lambda rank: (-float(alone_s[rank]), rank))
-        best, least_s = 0, (1.0 - _LEAST_GAIN) * self._soonest_s(total, speeds[awake], fixed[awake])
+        best, least_s = 0, (1.0 - _GAIN_OF_REST) * self._soonest_s(total, speeds[awake], fixed[awake])
         for left_out, slowest in enumerate(awake[:-1], start=1):
             if alone_s[slowest] <= least_s:
                 break  # no round is as long as it is for this rank's sake
@@ -56,8 +53,9 @@ class Resting:
             if without_s < least_s:
                 best, least_s = left_out, without_s
         for rank in awake[:best]:
-            rounds = (alone_s[rank] / least_s - 1.0) / _TRIAL_SHARE * (1.0 if fixed[rank] else _LONGER_IN_DOUBT)
-            self._rounds[rank] = max(_LEAST_REST, math.ceil(rounds))
+            # Without β a trial takes longer than forecast, by an unknown factor: then eight times as many rounds.
+            rounds = (alone_s[rank] / least_s - 1.0) / _TIME_OF_TRIALS * (1.0 if fixed[rank] else 8.0)
+            self._rounds[rank] = max(_ROUNDS_BETWEEN_TRIALS, math.ceil(rounds))
         return list(self._rounds)
 
     def due(self) -> int | None:
@@ -66,14 +64,14 @@ class Resting:
         if not due:
             return None
         tried = min(due, key=self._rounds.__getitem__)
-        self._rounds[tried] = _LEAST_REST  # its times come some rounds later
+        self._rounds[tried] = _ROUNDS_BETWEEN_TRIALS  # its times come some rounds later
         return tried
 
     def _soonest_s(self, total: int, speeds: Floats, fixed: Floats) -> float:
         return AffineCosts(speeds, fixed, self._typical_size, self._least, self._step).soonest_s(total)
 
     def state_dict(self) -> dict[str, int]:
-        """Return plain data."""
+        """Return the rounds until each resting rank's next trial, as plain data."""
         return {str(rank): rounds for rank, rounds in self._rounds.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -17,8 +17,6 @@ from hvd_hetero.policies.costs import Costs
 from hvd_hetero.policies.policy import Policy, comparable_speeds
 from hvd_hetero.rounds import FinishedRound, RoundPlan
 
-# Allocations that the stop rule looks at, as `settled` does by default.
-_ALLOCATIONS_COMPARED = 3
 # Arbitrary: machines are not so steady that an allocation could stay for good.
 _LATENESS_BEFORE_REDIVISION = 0.01
 # Of a share, which may move as far before its count of micro-batches is set again (arbitrary).
@@ -157,8 +155,8 @@ class SelfAdaptive(Policy):
         done = plan.samples
         if not self._shares:
             before, self._weights = self._weights, self._balanced(self._weights)
-            self._history = [*self._history, self._weights][-_ALLOCATIONS_COMPARED:]
-            if settled(self._history, window=_ALLOCATIONS_COMPARED):
+            self._history = [*self._history, self._weights][-3:]  # as many as `settled` compares
+            if settled(self._history, window=3):
                 self._divide(self._balanced(done))
             elif self._weights != before:
                 # A cost has a part that does not shrink with the share, so it does not hold for another one.

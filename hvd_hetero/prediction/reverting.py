@@ -47,7 +47,7 @@ _DRIVEN = ((*_PRIOR, 0.5, 0.5), 0.2, 50)
 # A round counts in full up to so many deviations σ, and in any case up to so large a change of log speed.
 _DEVIATIONS_IN_FULL, _CHANGE_IN_FULL = 10.0, 0.1
 # Of the largest pivot: what is left of a smaller one is rounding.
-_LEAST_PIVOT = 1e-9
+_PIVOT_FLOOR = 1e-9
 
 
 class Reverting(Predictor):
@@ -96,8 +96,8 @@ class Reverting(Predictor):
             self._y, self._level = (y, y), y
         else:
             x, z = self._features(c), y - self._y[0]
-            told, usual = (x[2], x[3] - x[2]) if self.uses_drivers else (0.0, 0.0)  # c^{k+1} - c^k, c^k - γ^k
-            kappa = self._proportion(max(abs(x[0]), abs(x[1] + usual), abs(z - told)))
+            explained, usual = (x[2], x[3] - x[2]) if self.uses_drivers else (0.0, 0.0)  # c^{k+1} - c^k, c^k - γ^k
+            kappa = self._proportion(max(abs(x[0]), abs(x[1] + usual), abs(z - explained)))
             self._learn([kappa * feature for feature in x], kappa * z)
             self._y = (y, self._y[0])
             self._level += kappa * (y - self._level) / min(self.rounds + 1, self._longest)
@@ -142,7 +142,7 @@ def _solution(squares: Sequence[float], products: Sequence[float], pull: float) 
     for i in range(n, 0, -1):
         rows.append([squares[at] + pull, *squares[at + 1 : at + i]])
         at += i
-    least = _LEAST_PIVOT * max([row[0] for row in rows])
+    least = _PIVOT_FLOOR * max([row[0] for row in rows])
     for i, row in enumerate(rows):
         if row[0] <= least:  # speeds that never moved, or features that move together
             return [0.0] * n
