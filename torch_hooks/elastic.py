@@ -36,7 +36,7 @@ import torch._dynamo  # an optimizer imports it, else after hvd.init(), where al
 from hvd_hetero.commits import Every, every
 from hvd_hetero.elastic import Member
 from hvd_hetero.errors import RoundStateError
-from torch_hooks.beside.trained import is_horovods
+from torch_hooks.beside.stepping_optimizers import is_horovods
 from torch_hooks.data.micro_batches import MicroBatches
 from torch_hooks.load_balance import LoadBalance
 from torch_hooks.loader import BalancedLoader

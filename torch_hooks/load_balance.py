@@ -17,8 +17,8 @@ from hvd_hetero.policies.policy import Policy
 from hvd_hetero.rounds import MicroBatch
 from hvd_hetero.session import LoadBalanceBase
 from hvd_hetero.watchdog import Patience
-from torch_hooks.beside.trained import Reducer
-from torch_hooks.session import TorchSession, nothing
+from torch_hooks.beside.stepping_optimizers import Reducer
+from torch_hooks.session import TorchSession, do_nothing
 from torch_hooks.wires.choice import TorchWire, wire_here
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ class LoadBalance(LoadBalanceBase):
         if self._session.beside is not None:
             self._session.balancer.planner.require_equal_counts(1)
         self._session.end_batch()
-        self._session.closed = nothing
+        self._session.closed = do_nothing
         samples = self.batch_size if samples is None else samples
         samples = integer("samples", samples, 0, remedy="give the number of samples in this rank's batch, 0 for none")
         plan = self._session.balancer.plan()

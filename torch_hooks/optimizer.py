@@ -18,7 +18,7 @@ from torch_hooks.gradients.allreduce import Allreduce
 from torch_hooks.gradients.compression import compressor
 from torch_hooks.gradients.gathered import Gathered
 from torch_hooks.gradients.sparse import empty_gradient
-from torch_hooks.gradients.synchroniser import Synchroniser, Trained
+from torch_hooks.gradients.synchroniser import SynchronisedOptimizer, Synchroniser
 from torch_hooks.load_balance import LoadBalance
 from torch_hooks.parameters.averaging import LocalUpdates, NeighbourAverage, average_everywhere
 from torch_hooks.parameters.broadcast import (
@@ -197,7 +197,7 @@ class DistributedOptimizer(WrappedOptimizer):
         if self._synchronised or self._declined:
             return False
         session = self._serves()
-        if session is not None and any(earlier.computing for earlier in session.earlier):
+        if session is not None and any(earlier.computing for earlier in session.stepping_before):
             raise RoundStateError(_OUT_OF_TURN)
         if self._synchroniser.updates_locally:
             self._synchronised = self._balancer.in_round
@@ -387,7 +387,7 @@ def _synchroniser_of(
     sparse_as_dense: bool,
 ) -> Synchroniser:
     """Return the synchroniser that averages gradients or parameters of this optimizer over the ranks."""
-    trained = Trained(session.balancer, optimizer, names, session.prefix, session.wire)
+    trained = SynchronisedOptimizer(session.balancer, optimizer, names, session.prefix, session.wire)
     if session.mixing is None and not session.policy.updates_locally:
         return Allreduce(trained, compression=compression, sparse_as_dense=sparse_as_dense)
     if compression is not None or sparse_as_dense:

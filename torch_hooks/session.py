@@ -22,7 +22,7 @@ from hvd_hetero.policies.policy import Policy
 from hvd_hetero.rounds import MicroBatch
 from hvd_hetero.session import Session
 from torch_hooks.beside.scaled_rounds import ScaledRounds
-from torch_hooks.beside.trained import Reducer
+from torch_hooks.beside.stepping_optimizers import Reducer
 from torch_hooks.gradients.gathered import Gathered
 from torch_hooks.out_of_memory import Shortage
 from torch_hooks.wires.choice import TorchWire
@@ -96,7 +96,7 @@ class TorchSession(Session):
         self.optimizer: RoundOptimizer | None = None
         self.beside: ScaledRounds | None = None
         """The rounds, if gradients are reduced by what the user has: no optimizer is ours."""
-        self.closed: Callable[[], None] = nothing
+        self.closed: Callable[[], None] = do_nothing
         """What notes that a round beside a reducer is closed: the reader of its batch."""
         self._reducer = reducer
         self.batches_at_most = 0
@@ -112,7 +112,7 @@ class TorchSession(Session):
         return [each.optimizer for each in (self, *self._others) if each.optimizer is not None]
 
     @property
-    def earlier(self) -> tuple[Balancer, ...]:
+    def stepping_before(self) -> tuple[Balancer, ...]:
         """The balancers of the optimizers that step before this one in the same loop."""
         first = None if self._leader is None else self._leader()
         loop = [] if first is None else [first, *first._others]
@@ -281,5 +281,5 @@ def _device_here() -> tuple[str, float]:
     return str(properties.name), float(properties.total_memory)
 
 
-def nothing() -> None:
-    """Note nothing: batches of the user's own making."""
+def do_nothing() -> None:
+    """Do nothing: the end of a batch that the user has drawn needs no work."""

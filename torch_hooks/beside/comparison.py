@@ -15,7 +15,7 @@ from hvd_hetero.errors import RoundStateError
 from hvd_hetero.late_tables import LateTables
 from hvd_hetero.measurement.gradient_noise import SUM_ROUNDING
 from torch_hooks.beside.local_squares import Noise
-from torch_hooks.beside.trained import Trained
+from torch_hooks.beside.stepping_optimizers import SteppingOptimizers
 from torch_hooks.wires.choice import TorchWire
 
 logger = logging.getLogger(__name__)
@@ -31,7 +31,9 @@ _NO_NOISE = (
 class Comparison:
     """Sends this rank's rows of the late table, and receives the rows of all ranks."""
 
-    def __init__(self, balancer: Balancer, wire: TorchWire, prefix: str, trained: Trained, noise: Noise) -> None:
+    def __init__(
+        self, balancer: Balancer, wire: TorchWire, prefix: str, trained: SteppingOptimizers, noise: Noise
+    ) -> None:
         self._balancer, self._wire = balancer, wire
         self._name = f"{prefix}.table"
         self._trained, self._noise = trained, noise

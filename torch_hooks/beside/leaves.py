@@ -7,7 +7,7 @@ from itertools import islice
 import torch
 
 from torch_hooks.beside.layers import leaves_of
-from torch_hooks.beside.trained import Trained, parameters_of
+from torch_hooks.beside.stepping_optimizers import SteppingOptimizers, parameters_of
 from torch_hooks.gradients.sparse import some_numbers
 
 _CHECKED_LEAVES = 4  # parameters of a loss: the nearest one may be without gradient, and walking the graph costs time
@@ -16,7 +16,7 @@ _CHECKED_LEAVES = 4  # parameters of a loss: the nearest one may be without grad
 class Leaves:
     """Finds out whether gradients were cleared inside of a round, left over from another, and whose they are."""
 
-    def __init__(self, trained: Trained) -> None:
+    def __init__(self, trained: SteppingOptimizers) -> None:
         self._trained = trained
         self._some: list[torch.Tensor] = []
         """Parameters that get gradients of this batch."""

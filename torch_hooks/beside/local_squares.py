@@ -15,14 +15,14 @@ import torch
 
 from hvd_hetero.balancer import Balancer
 from hvd_hetero.rounds import MicroBatch
-from torch_hooks.beside.trained import Trained
+from torch_hooks.beside.stepping_optimizers import SteppingOptimizers
 from torch_hooks.gradients.squares import Squares, square_of, sum_of
 
 
 class Noise:
     """Measures gradient noise in some rounds. ``divisor``: n of a reducer that takes the mean."""
 
-    def __init__(self, balancer: Balancer, trained: Trained, divisor: int) -> None:
+    def __init__(self, balancer: Balancer, trained: SteppingOptimizers, divisor: int) -> None:
         self._balancer, self._trained, self._divisor = balancer, trained, divisor
         self._parameters: Sequence[torch.Tensor] = ()
         """Those whose gradients are measured; none in a round that is not."""

@@ -6,7 +6,7 @@ import torch
 
 from hvd_hetero.balancer import WEIGHS_NOTHING, Balancer
 from hvd_hetero.communication.wire import Handle
-from torch_hooks.beside.trained import Reducer
+from torch_hooks.beside.stepping_optimizers import Reducer
 from torch_hooks.wires.choice import TorchWire
 
 

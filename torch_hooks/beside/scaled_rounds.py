@@ -42,8 +42,8 @@ from torch_hooks.beside.leaves import Leaves
 from torch_hooks.beside.local_squares import Noise
 from torch_hooks.beside.loss_factors import LossFactors
 from torch_hooks.beside.redone import Redone
+from torch_hooks.beside.stepping_optimizers import Reducer, SteppingOptimizers
 from torch_hooks.beside.steps import IN_BETWEEN, Steps
-from torch_hooks.beside.trained import Reducer, Trained
 from torch_hooks.cuda_stopwatch import DeviceTimes
 from torch_hooks.gradients.parameter_norm import kernels_here
 from torch_hooks.wires.choice import TorchWire
@@ -100,7 +100,7 @@ class ScaledRounds:
         self._balancer, self._meter = balancer, balancer.meter
         self._meter.defers_work = False
         self._times = DeviceTimes(balancer.policy.name, self._meter, needed=depends_on_time)
-        line, trained = wire.new_group(), Trained(balancer, reducer)
+        line, trained = wire.new_group(), SteppingOptimizers(balancer, reducer)
         self.loss_factors = LossFactors(balancer, line, prefix, reducer)
         self.steps = Steps(balancer, trained)
         self._leaves = Leaves(trained)

@@ -8,7 +8,7 @@ import torch
 
 from hvd_hetero.balancer import Balancer
 from hvd_hetero.errors import RoundStateError
-from torch_hooks.beside.trained import Trained, is_horovods
+from torch_hooks.beside.stepping_optimizers import SteppingOptimizers, is_horovods
 from torch_hooks.rates import Rates
 
 IN_BETWEEN = (
@@ -34,7 +34,7 @@ _CLOSURE = (
 class Steps:
     """Checks and times the steps for the current batch."""
 
-    def __init__(self, balancer: Balancer, trained: Trained) -> None:
+    def __init__(self, balancer: Balancer, trained: SteppingOptimizers) -> None:
         self._balancer, self._trained = balancer, trained
         self._rates = Rates(balancer)
         self._inside: list[torch.optim.Optimizer] = []

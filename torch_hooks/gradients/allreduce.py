@@ -21,7 +21,7 @@ from torch_hooks.gradients.buckets import Bucket, SparseBucket, buckets_of
 from torch_hooks.gradients.parameter_norm import ParameterNorm, kernels_here
 from torch_hooks.gradients.sparse import Layouts, some_numbers
 from torch_hooks.gradients.squares import Squares
-from torch_hooks.gradients.synchroniser import Synchroniser, Trained
+from torch_hooks.gradients.synchroniser import SynchronisedOptimizer, Synchroniser
 
 _trained = attrgetter("requires_grad")
 
@@ -35,7 +35,9 @@ class Allreduce(Synchroniser):
 
     keeps_ranks_alike: ClassVar[bool] = True
 
-    def __init__(self, trained: Trained, *, compression: Any = None, sparse_as_dense: bool = False) -> None:
+    def __init__(
+        self, trained: SynchronisedOptimizer, *, compression: Any = None, sparse_as_dense: bool = False
+    ) -> None:
         super().__init__(trained)
         self._wire = trained.wire.new_group()
         self._balancer.agreement.kernels = kernels_here()

@@ -47,7 +47,7 @@ class Bucket:
 
     def can_carry(self, dtype: torch.dtype, layouts: Layouts) -> bool:
         """Return whether the table may travel in it: its gradients are of this type on every rank, on the CPU."""
-        return not any(p.dtype != dtype or _typed(p) or layouts.elsewhere(p) for p in self.parameters)
+        return not any(p.dtype != dtype or _typed(p) or layouts.off_the_cpu(p) for p in self.parameters)
 
     def carry(self, numbers: int) -> None:
         """Make room for so many numbers behind the gradients."""
@@ -144,7 +144,7 @@ class SparseBucket:
         gradient = self._parameter.grad
         if gradient is None or not weight:
             # No product here either, because of NaN.
-            self._rows = self._layouts.nothing(self._parameter)
+            self._rows = self._layouts.empty_rows(self._parameter)
         else:
             self._rows = self._layouts.rows(self._parameter, gradient.detach()) * weight
         return self._rows._values()
@@ -177,7 +177,7 @@ class SparseBucket:
             self._rows = torch.sparse_coo_tensor(indices.t(), values, shape, check_invariants=False).coalesce()
         else:
             # Horovod's result has no shape where no rank has sent a row.
-            self._rows = self._layouts.nothing(self._parameter)
+            self._rows = self._layouts.empty_rows(self._parameter)
 
     def take_apart(self, factor: float) -> None:
         """Make their sum, ``factor`` times, the gradient of the parameter."""

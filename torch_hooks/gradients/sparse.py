@@ -57,7 +57,7 @@ class Layouts:
         """Return whether gradients of this parameter travel as rows."""
         return self._known.get(parameter, 0) > 0
 
-    def elsewhere(self, parameter: torch.Tensor) -> bool:
+    def off_the_cpu(self, parameter: torch.Tensor) -> bool:
         """Return whether any rank has this parameter in another memory than the CPU's, as far as ranks have shown."""
         return parameter in self._elsewhere or parameter.device.type != "cpu"
 
@@ -87,7 +87,7 @@ class Layouts:
             self._known[parameter] = layouts.pop() if layouts else 0
             del self._open[parameter]
             # All ranks must choose the same bucket for the table, though one of them has the parameter on a GPU.
-            if any(elsewhere for _, elsewhere in shown):
+            if any(off_the_cpu for _, off_the_cpu in shown):
                 self._elsewhere.add(parameter)
 
     def back_to_rows(self) -> None:
@@ -97,7 +97,7 @@ class Layouts:
                 if parameter.grad is not None:
                     parameter.grad = parameter.grad.to_sparse(1)
 
-    def nothing(self, parameter: torch.Tensor) -> torch.Tensor:
+    def empty_rows(self, parameter: torch.Tensor) -> torch.Tensor:
         """Return a gradient without rows, for a rank that has no gradient of this parameter."""
         return _no_rows(parameter, self._known[parameter])
 

@@ -21,7 +21,7 @@ _IN_NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
+class SynchronisedOptimizer:
     """One optimizer that a synchroniser works on, and how its ranks reach one another."""
 
     balancer: Balancer
@@ -45,7 +45,7 @@ class Synchroniser(ABC):
     updates_locally: ClassVar[bool] = False
     """True: each micro-batch is a separate step, and the round ends with what follows the last step."""
 
-    def __init__(self, trained: Trained) -> None:
+    def __init__(self, trained: SynchronisedOptimizer) -> None:
         self._balancer = trained.balancer
         self._optimizer = trained.optimizer
         self._names = trained.names

@@ -10,7 +10,7 @@ import torch
 from hvd_hetero.errors import HeteroError
 from torch_hooks.gradients.buckets import shares_memory
 from torch_hooks.gradients.sparse import empty_gradient
-from torch_hooks.gradients.synchroniser import Synchroniser, Trained
+from torch_hooks.gradients.synchroniser import SynchronisedOptimizer, Synchroniser
 from torch_hooks.wires.choice import TorchWire
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ class NeighbourAverage(Synchroniser):
     One ``alltoall`` carries the parameters (``Mixing.exchange``).
     """
 
-    def __init__(self, trained: Trained, mixing: Mixing) -> None:
+    def __init__(self, trained: SynchronisedOptimizer, mixing: Mixing) -> None:
         super().__init__(trained)
         self._mixing = mixing
 

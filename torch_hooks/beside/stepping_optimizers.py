@@ -27,7 +27,7 @@ _NO_GRADIENT = (
 _NUMBERS_PER_HOOK = 2**15  # one parameter's hooks take as long as squaring about so many numbers, or less
 
 
-class Trained:
+class SteppingOptimizers:
     """Knows which optimizers step on this rank, and takes figures of their parameters and settings."""
 
     def __init__(self, balancer: Balancer, reducer: Reducer) -> None:
