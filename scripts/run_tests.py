@@ -197,7 +197,9 @@ def import_gates() -> list[Count]:
     adapters = [name for name in ("torch_hooks", "keras_callbacks") if any((ROOT / name).glob("*.py"))]
     with ExitStack() as stack:
         ends = [stack.enter_context(beside(checked, "python", f"{GATES}/adapter_alone.py", name)) for name in adapters]
-        others = [checked("python", f"{GATES}/{name}.py") for name in ("house", "size", "docs", "bare_import")]
+        others = [
+            checked("python", f"{GATES}/{name}.py") for name in ("house", "size", "docs", "glossary", "bare_import")
+        ]
         return others + [end() for end in ends]
 
 

@@ -44,8 +44,8 @@ def test_stages_that_run_beside_tests_are_told_and_counted_after_them(monkeypatc
     said = capsys.readouterr().out
     assert said.index("--- distributed: 7 passed, 0 failed") < said.index("--- wheel: 0 passed, 1 failed")
     assert said.index("--- distributed") < said.index("--- types: 1 passed"), "of two, beside the later one"
-    assert "--- gates: 6 passed, 0 failed" in said
-    assert said.endswith("\nfailed: wheel\n\n23 passed, 1 failed\n")
+    assert "--- gates: 7 passed, 0 failed" in said
+    assert said.endswith("\nfailed: wheel\n\n24 passed, 1 failed\n")
     monkeypatch.setattr("sys.argv", ["run_tests.py", "types", "unit"])
     assert run_tests.main() == 0
     said = capsys.readouterr().out
@@ -53,7 +53,7 @@ def test_stages_that_run_beside_tests_are_told_and_counted_after_them(monkeypatc
     assert said.endswith("\n10 passed, 0 failed\n")
     monkeypatch.setattr("sys.argv", ["run_tests.py", "gates"])
     assert run_tests.main() == 0
-    assert capsys.readouterr().out.endswith("\n6 passed, 0 failed\n")
+    assert capsys.readouterr().out.endswith("\n7 passed, 0 failed\n")
 
 
 def test_each_file_of_distributed_tests_runs_once_as_a_whole_or_in_two_halves(monkeypatch):

@@ -89,7 +89,11 @@ def test_of_load_balance(arguments, error, instead):
         (Stream(), {}, "stream must be 'whole' or 'shard', got None: .*rounds_per_epoch=…"),
         (SizedStream(), {}, "stream must be 'whole' or 'shard', got None"),
         (Stream(), {"stream": "whole", "rounds_per_epoch": 3}, "rounds_per_epoch is for stream='shard'.*leave it out"),
-        (Stream(), {"stream": "whole", "shuffle": True}, "shuffle=True needs.*shuffle inside the stream, and a whole"),
+        (
+            Stream(),
+            {"stream": "whole", "shuffle": True},
+            "shuffle=True needs.*shuffle inside the stream, with the same seed",
+        ),
         (Stream(), {"stream": "whole", "prefetch_factor": 3}, "prefetch_factor"),
         (DATA, {"sampler": DistributedSampler(DATA, 2, 0)}, r"DistributedSampler.*shuffle=True"),
         (DATA, {"sampler": RandomSampler(DATA), "shuffle": True}, "shuffle and sampler"),
