@@ -312,9 +312,10 @@ class Balancer:
     ) -> npt.NDArray[Any]:
         """Return this rank's contribution to the table, to be summed over all ranks; the last gradient is ready.
 
-        ``broken`` is 1 if the gradient is not finite, ``trained`` a checksum of what is trained, and how; ``ended``
-        is True if data that this rank reads alone end with this round. ``squares``: of an earlier round, the samples of
-        this rank, and the squared norms of its mean gradient and of that of all ranks; 0 if they were not measured.
+        ``broken`` is 1 if the gradient is not finite, ``trained`` a checksum of what is trained, and how; ``ended`` is
+        True if data that this rank reads alone end with this round. ``squares`` is of an earlier round: the samples of
+        this rank, and the squared norms of its mean gradient and of that of all ranks. They are 0 if they were not
+        measured.
         """
         self._expect(_State.COMPUTING)
         work = self._work
@@ -490,9 +491,9 @@ class Balancer:
     def resume(self, common: Mapping[str, Any], prospects: Sequence[tuple[float, int]], *, same_ranks: bool) -> bool:
         """Continue in a new membership, from a state that all ranks share; return whether its plans still hold.
 
-        They do if ranks, policy and global batch are the same. Otherwise the policy renegotiates the shares by all
-        ranks' ``prospects``: the speed that each expects (NaN: not known), and its largest micro-batch by memory
-        (0: not known).
+        They do if ranks, policy and global batch are the same. Otherwise the policy divides anew by all ranks'
+        ``prospects``: the speed that each expects (NaN: not known), and its largest micro-batch by memory (0: not
+        known).
         """
         self._expect(_State.AGREED)
         self.gradient.of_sample = 1.0

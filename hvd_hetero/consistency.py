@@ -1,11 +1,11 @@
 """Checks that the ranks are still together: what must be equal in each row of the table, and what differences mean.
 
 To look at all parameters would take as long as an update. So every round looks at a piece of one parameter, the next
-round at a piece of the next, and after the last at another piece of the first. With N parameters, a change of one of
-them alone is seen after N rounds at the most.
+round at a piece of the next. After the last parameter follows another piece of the first. With N parameters, a change
+of one of them alone is seen after N rounds at the most.
 
-Each rank shows two numbers of a piece x: a checksum of its bits, which sees the last bit of any number, and its
-parameter norm, ``4 |x| + <r, x>`` with random signs r.
+Each rank reports two numbers of a piece x: a checksum of its bits, which any changed bit changes, and its parameter
+norm, ``4 |x| + <r, x>`` with random signs r.
 """
 
 from __future__ import annotations

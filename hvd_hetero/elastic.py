@@ -151,8 +151,8 @@ class Member:
     _host_messages: Any
     _saved_state: dict[str, Any]
     scale_learning_rate: bool
-    # An adapter's part: keep and load model and optimizer, scale the learning rates, return the place in the data, and
-    # unwrap what the session of a former membership has wrapped.
+    # An adapter's part: keep and load model and optimizer, scale the learning rates, and return the place in the data.
+    # It unwraps what the session of a former membership has wrapped.
     _save_parts: Callable[[], None]
     _load_parts: Callable[[], None]
     _scale_rates: Callable[[float], None]
@@ -213,7 +213,7 @@ class Member:
     def reset(self) -> None:
         """Go back to the last commit: the membership has changed (Horovod calls this on survivors)."""
         self._notice()
-        # Also if nothing has failed, and hosts were checked without a commit: the place in the data is the commit's, so
+        # Also if nothing has failed, and hosts were checked without a commit. The place in the data is the commit's, so
         # all rounds since then are done again.
         self._leave()
         self._go_back()

@@ -5,10 +5,10 @@ Gradients that another reducer sums carry no table along. So the ranks sum one b
     round          r - k … r - 1        r              r + 1
     this rank      works                sends a row    reads the table, decides
 
-A row has the means of the k rounds since the last one. It leaves once a rank's work in them is done, and all ranks
-read the table one round later. Until then they have met in the reducer, so the table is there. In between, plans
-stay as they are: the table of round r decides the plan of round r + 2, or of the first one after those that a loader
-has fixed ahead.
+A row has the means of the k rounds since the last one. It leaves once a rank's work in them is done, and all ranks read
+the table one round later. Until then they have met in the reducer, so the table is there. In between, plans stay as
+they are. The table of round r decides the plan of round r + 2, or of the first one after those that a loader has fixed
+ahead.
 
 **How often.** Such a sum takes c seconds of a processor, whoever waits for it. With b the seconds of work in a round of
 the busiest rank, by the last table,

@@ -11,7 +11,7 @@ vector is summed over the ranks together with the gradients. Since x + 0 = x hol
 ends up with the same bits, in whatever order the sum is taken. What travels is float32 at the least, which holds
 integers exactly up to 2^24; a global batch, or a superstep, that could be larger is refused at construction.
 
-A plan holds samples per rank rather than samples per micro-batch, so that any total can be met exactly; the
+A plan holds samples per rank rather than samples per micro-batch, so that any total can be met exactly. The
 micro-batches of a rank differ in size by one sample at most.
 """
 

@@ -7,11 +7,11 @@ n workers, v_i samples per second, X samples, l_i the least share of worker i. R
 Without the bounds the solution is x_i = X v_i / sum_j v_j (LB-BSP section 3.2: Eq. 3 with Gamma(x) = x / v). With them
 it is a water level, x_i = max(l_i, tau v_i), where tau makes the sum X. A worker that the level leaves below its bound
 is set to the bound, and the rest is divided again among the others. Fixing a worker at more than its share only lowers
-tau, so no worker is ever released, and there are at most n passes (usually one or two).
+tau, so no worker is ever released. There are at most n passes, usually one or two.
 
 Integers come from the largest remainder. Every free worker gets floor(tau v_i). The missing units (fewer than there are
 free workers) go one each to the largest fractional parts, ties to the lower rank. The floor of a real share above an
-integer bound is not below that bound, so the bounds hold, and every share is within one unit of tau v_i.
+integer bound is not below that bound, so the bounds hold. Every share is within one unit of tau v_i.
 
 **Every rank gets the same bits.** Speeds become integers first, by a power of two that gives the fastest 30 bits.
 Speeds that are integers of up to 30 bits lose nothing; others move the real-valued shares by less than n X / 2^29.

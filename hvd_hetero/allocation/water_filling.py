@@ -98,8 +98,8 @@ def split(p: Problem) -> IntArray:
     slack_s = 2.0 * np.finfo(np.float64).eps * (abs(late) + np.abs(p.intercept_s) + p.comm_s)
     before, after = finished_by(early, -slack_s), finished_by(late, slack_s)
     # Below theta there is no choice. Of the units that finish exactly at theta, workers of smaller slope get theirs
-    # first, then lower ranks. Among all optimal splits this is the one whose second latest worker is earliest, then
-    # whose third latest is, and so on: a worker without its unit of theta finishes m_i earlier, so the steepest workers
+    # first, then lower ranks. Of all optimal splits this is the one whose second latest worker is earliest, then whose
+    # third latest is, and so on. A worker without its unit of theta finishes m_i earlier, so the steepest workers
     # should go without.
     by_slope = np.argsort(p.slope_s, kind="stable")
     units = np.empty_like(before)

@@ -48,8 +48,8 @@ def _scan(times: NDArray[Any], row: int) -> Barrier:
     workers, lookahead = times.shape
     designated = times[row]
     # Both neighbours of a designated end e in row p follow from #{x in row p : x <= e}. Rows are sorted, so one binary
-    # search of all ends says how many designated points lie before each, (n, R); counting these numbers per worker,
-    # and summing up, gives that count for all (p, e).
+    # search of all ends says how many designated points lie before each, (n, R). To count these numbers per worker, and
+    # sum up, gives that count for all (p, e).
     before = designated.searchsorted(times)
     before += np.arange(workers)[:, np.newaxis] * (lookahead + 1)
     counts = np.bincount(before.ravel(), minlength=workers * (lookahead + 1)).reshape(workers, lookahead + 1)

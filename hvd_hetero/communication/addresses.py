@@ -38,9 +38,9 @@ _JOB_KEY = "_HOROVOD_SECRET_KEY"  # in the environment of launcher and ranks, by
 def listen() -> tuple[list[socket.socket], str]:
     """Listen for UDP packets at each address by which other ranks may reach this one; return sockets and troubles.
 
-    These are the addresses of the interface that Horovod's launcher has named to this rank, or without Horovod the
-    addresses of the interfaces that ``GLOO_SOCKET_IFNAME`` names for torch.distributed. Without either, they are those
-    that the host's own name resolves to, then loopback. If that name means only loopback, as on many newly installed
+    These are the addresses of the interface that Horovod's launcher has named to this rank. Without Horovod they are
+    those of the interfaces that ``GLOO_SOCKET_IFNAME`` names for torch.distributed. Without either, they are those that
+    the host's own name resolves to, then loopback. If that name means only loopback, as on many newly installed
     systems, the addresses of the host's interfaces follow.
     """
     listeners: dict[str, socket.socket] = {}

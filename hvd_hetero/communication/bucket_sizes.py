@@ -1,7 +1,7 @@
 """The division of gradients into buckets, so that the sum over the ranks hides behind the backward pass.
 
-A gradient that leaves by itself costs a call and turns of the wire's threads, which may share a core with training;
-hundreds of small ones make some per cent of a step. A gradient in a bucket waits for the bucket's last one, and is
+A gradient that leaves by itself costs a call and turns of the wire's threads, which may share a core with training.
+Hundreds of small ones make some per cent of a step. A gradient in a bucket waits for the bucket's last one, and is
 copied to lie beside the others, in Keras also back. So small gradients share buckets, and large ones go alone.
 
 Let gradients arise in the order 0 … n-1, b_i bytes each. When i arises, R_i = b_i + … + b_{n-1} is still to come.
@@ -24,7 +24,7 @@ BUCKET_GRADIENTS = 32
 # 1 MiB was slower by some per cent, on two ranks with a core each.
 BUCKET_BYTES = 2**22
 # From here on, copies are assumed to cost more than a collective. On two ranks with a core each, going alone gained 3 %
-# of a step at 4 MiB and lost 2 % at 256 KiB, when Horovod made two copies of a bucket; the break-even between these
+# of a step at 4 MiB and lost 2 % at 256 KiB, when Horovod made two copies of a bucket. The break-even between these
 # sizes, and with the one copy of today, was not measured.
 ALONE_FROM_BYTES = 2**20
 

@@ -19,7 +19,7 @@ from hvd_hetero.rounds import checksum
 Gather: TypeAlias = Callable[[str, memoryview], memoryview]
 """A collective of this name that lays the ranks' messages end to end, in order of rank."""
 # A checksum of the call's name, and the length. TensorFlow pairs calls of Horovod by their kind and not by their names,
-# and here all are of one kind: without the name, a message of another call would be taken for one of this.
+# and here all are of one kind. Without the name, a message of another call would be taken for one of this.
 _HEADER = struct.Struct("<IQ")
 
 

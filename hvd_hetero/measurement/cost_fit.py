@@ -41,8 +41,8 @@ Floats = npt.NDArray[np.float64]
 # Rounds of a level, and N, the rounds of a form (both arbitrary). Below two levels the form stays as it is. The level
 # takes costs that change more slowly than its rounds, such as lengths sorted over an epoch; the form does not see them.
 _LEVEL_ROUNDS, _FORM_ROUNDS = 9, 192
-# ρ = σ² / s², for times that scatter by σ = 0.07 and a prior belief of s = 0.5 in each z_j: in a direction in which
-# lengths vary a few rounds outweigh it, and where all lengths are equal it decides.
+# ρ = σ² / s², for times that scatter by σ = 0.07 and a prior belief of s = 0.5 in each z_j. In a direction in which
+# lengths vary, a few rounds outweigh it; where all lengths are equal, it decides.
 _PRIOR_WEIGHT = 0.02
 
 

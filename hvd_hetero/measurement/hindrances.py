@@ -130,7 +130,7 @@ class HindranceMeter:
             # measure.
             spent_s = min(new.processes_s - old.processes_s, new.cores * t - (new.idle_s - old.idle_s))
             others_s = spent_s - (new.own_s - old.own_s)
-            # Neither figure is enough alone: a thread that waits for another one of its process is ready as well, and
+            # Neither figure is enough alone. A thread that waits for another one of its process is ready as well, and
             # others take nothing from a process that does not want their core.
             contended = min(missed - throttled, _share(others_s, new.cores * t))
         faults = max(new.faults - old.faults, 0)

@@ -11,8 +11,8 @@ DONE_IN_PARTS = (
 )
 """For the log: round, rank, samples, and both sizes."""
 
-# PyTorch raises its own class if its allocator fails, TensorFlow another; libraries below them and PyTorch's
-# allocator for the host raise plain RuntimeErrors, or what TensorFlow makes of them, such as an InternalError.
+# PyTorch raises its own class if its allocator fails, TensorFlow another. Libraries below them and PyTorch's allocator
+# for the host raise plain RuntimeErrors, or what TensorFlow makes of them, such as an InternalError.
 _NAMES = {"OutOfMemoryError", "ResourceExhaustedError", "MemoryError"}
 _MESSAGES = (
     "CUDA error: out of memory",

@@ -1,7 +1,7 @@
 """Which of the speeds that ranks report are believed.
 
-With v_i the speed that rank i predicts for itself and m_i = samples / (computing + input) the speed that it had by the
-table (both of a micro-batch of the typical size, if the fixed cost is known),
+Rank i predicts the speed v_i for itself, and by the table it had the speed m_i = samples / (computing + input). Both
+are of a micro-batch of the typical size, if the fixed cost is known.
 
     s_i <- max(s_i, min(m_i, m_i of the round before))        the fastest that it has kept up for two rounds
     v_i is believed  iff  0 < v_i < ∞  and  v_i <= K s_i

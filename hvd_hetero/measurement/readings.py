@@ -113,8 +113,8 @@ class ResourceMeter:
         old = self._remember(new)
         span_s, own_s = now_s - old.at_s, new.own - old.own
         allowed_s = sum(a.allowed * (b.at_s - a.at_s) for a, b in pairwise(self._used))
-        # Others may use what a rank at its quota must leave idle, and take nothing from it. 0.75 rather than nearly 1,
-        # because quotas are enforced, and times counted, in clock ticks.
+        # Others may use what a rank at its quota must leave idle, and take nothing from it. The limit is 0.75, and not
+        # nearly 1, because quotas are enforced, and times counted, in clock ticks.
         if span_s > 0 and own_s < 0.75 * allowed_s:
             # Processes that this one started, as data loaders, count as others: to find them means to walk /proc. A
             # rank that waits long for others has its idle time filled, too, and reads too low.

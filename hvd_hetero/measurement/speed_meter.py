@@ -1,10 +1,10 @@
 """One rank's measurements of itself: how long it computes and waits for data, and what speed it expects next.
 
 A speed is samples over the seconds that the rank was at work: forward, backward and update, and waiting for its own
-data, since all of that moves with the samples. For policies that weigh it, the part that does not move with the samples
-is separated (``fixed_cost``), and the speed refers to a micro-batch of the typical size. Waiting for the other ranks
-is in neither: not at the end of a round, and not inside a micro-batch, where a layer exchanges with them. Otherwise a
-fast rank would seem as slow as the one it waits for.
+data. All of that moves with the samples. For policies that weigh it, the part that does not is separated
+(``fixed_cost``); then the speed refers to a micro-batch of the typical size. Waiting for the other ranks is in neither:
+not at the end of a round, and not inside a micro-batch, where a layer exchanges with them. Otherwise a fast rank would
+seem as slow as the one it waits for.
 
 On a processor whose work runs behind the clock (an accelerator with a queue), a ``Stopwatch`` takes the times. It knows
 a round's times only when the queue has come past it. So there, this rank reports and learns from the round before: it
@@ -187,7 +187,7 @@ class SpeedMeter(Kept):
         uses_drivers = self.learner.predictor.uses_drivers
         if known.samples and 0.0 < known.busy_s < math.inf and known.teaches:
             # Learning takes up to a third of a millisecond, for which all would wait. So after less than ten
-            # milliseconds of work it is deferred; the report is then a round old, which costs a round at the old split
+            # milliseconds of work it is deferred. The report is then a round old, which costs a round at the old split
             # after each change.
             if self.defers_work and known.busy_s < 0.01 and not uses_drivers:
                 self._unlearned = known

@@ -20,10 +20,10 @@ from hvd_hetero.rounds import MAX_ROUND_SAMPLES, FinishedRound, RoundPlan
 class ElasticBSP(Policy):
     r"""Rank i does ``tau_i`` iterations of a fixed batch before the next barrier (elastic-bsp, section III).
 
-    The paper takes ranks to be stable for a short while: every future interval of rank i equals its typical recent
-    one, ``a_i = b_i / v_i`` with v_i the predicted speed. So the ends of its next R iterations are ``r a_i``,
-    r = 1 … R, and ZipLine picks one end per rank so that the latest and the earliest are as near as possible; among
-    equals, the earliest barrier. So ``1 <= tau_i <= R``, and no rank is more than R - 1 iterations ahead of another.
+    The paper takes ranks to be stable for a short while: every future interval of rank i equals its typical recent one,
+    ``a_i = b_i / v_i`` with v_i the predicted speed. So the ends of its next R iterations are ``r a_i``, r = 1 … R.
+    ZipLine picks one end per rank so that the latest and the earliest are as near as possible; among equals, the
+    earliest barrier. So ``1 <= tau_i <= R``, and no rank is more than R - 1 iterations ahead of another.
 
     ``updates="accumulate"``: the gradients of the superstep are gathered, and one update follows with their mean over
     all its samples. That is the step of one process with a batch of ``sum_i tau_i b_i``. The batch of a step thus
@@ -36,8 +36,8 @@ class ElasticBSP(Policy):
 
     Differences from the paper: it does not say how an iteration updates. Its section VII allows "asynchronous gradient
     updates to a certain extent" between barriers, and section VI compares with averaging after tau local updates, with
-    different tau of each worker; "local" is that. There is no server with its push and pull; ends come from each
-    rank's own predictor, in whole nanoseconds, so that all ranks choose alike; the tolerance.
+    different tau of each worker; "local" is that. There is no server with its push and pull. Ends come from each rank's
+    own predictor, in whole nanoseconds, so that all ranks choose the same. The tolerance is ours.
 
     Parameters
     ----------

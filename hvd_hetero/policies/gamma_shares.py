@@ -5,10 +5,10 @@ largest micro-batch that fits. A share x takes k = ⌈x / ℓ_i⌉ micro-batches
 
     T_i(x) = k c_i Γ_i(x / k) + t^m  =  m_i x + k b_i + t^m    where x >= k x^s_i.
 
-Minimise max_i T_i(x_i) subject to sum x_i = X and x_i >= x^s_i (lb-bsp, Eq. 3 and 5), in two stages: bisect the level T
-for the k_i that reach X samples by then, and solve the linear problem that is left exactly (``allocation.minimax``).
-If the x^s_i sum to more than X they shrink together: then the batch is too small for these devices, and no device
-saturates. Cost: as ``minimax``, and 52 passes over the ranks if memory bounds a micro-batch.
+Minimise max_i T_i(x_i) subject to sum x_i = X and x_i >= x^s_i (lb-bsp, Eq. 3 and 5), in two stages. Bisect the level T
+for the k_i that reach X samples by then; solve the linear problem that is left exactly (``allocation.minimax``). If the
+x^s_i sum to more than X they shrink together: then the batch is too small for these devices, and no device saturates.
+Cost: as ``minimax``, and 52 passes over the ranks if memory bounds a micro-batch.
 
 Differences from the paper: there x^o bounds the share; here it bounds the micro-batch, since a fast device with little
 memory may well do two batches while a slow one does one (b_i once more is the price, and it is weighed). There

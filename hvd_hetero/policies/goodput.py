@@ -8,7 +8,7 @@ which is 1 for B₀, at most B/B₀, and AdaScale's gain. With T(B) the time of 
 measured costs and the transfer, ``r(B) / T(B)`` is the progress per second: the goodput. Where T = c + B/V, it is
 greatest at B = √(φ c V).
 
-**The learning rate** belongs to B₀. "adascale" multiplies it by r in each update, "square-root" by √r, which suits
+**The learning rate** belongs to B₀. "adascale" multiplies it by r in each update. "square-root" takes √r, which suits
 optimizers that divide by a gradient's size (Adam), and "constant" leaves it alone. A schedule goes by the progress Σ r,
 which counts steps of B₀.
 

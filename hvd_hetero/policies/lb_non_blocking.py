@@ -22,9 +22,9 @@ class LBNonBlocking(Policy):
 
     LB-BSP (``LBBSP``) divides X / N samples so that one micro-batch takes all ranks as long: its shares y_i minimise
     ``max_i (y_i + β_i) / u_i``. Rank i is given ``x_i = N y_i`` samples in N micro-batches of y_i. The round ends with
-    the first rank, as in ``NonBlocking``, so a rank that is slower than predicted holds the others up for part of one
-    micro-batch, and not for all of its delay. What it leaves undone returns to the queue. The gradient is the mean
-    over all samples done, whichever rank did them.
+    the first rank, as in ``NonBlocking``. So a rank that is slower than predicted delays the others for part of one
+    micro-batch, and not for all of its delay. What it leaves undone returns to the queue. The gradient is the mean over
+    all samples done, whichever rank did them.
 
     **The number of micro-batches.** With more of them ranks wait less for the last one, and each costs its fixed part
     again. Which N is best also depends on how times scatter. So it is measured, not computed: N is the one of

@@ -15,9 +15,9 @@ from hvd_hetero.rounds import FinishedRound, RoundPlan
 class StaticAllocation(Policy):
     r"""Rank i accumulates ``w_i`` micro-batches before each synchronisation (self-adaptive-allocation, section III.A).
 
-    All micro-batches have about the same size, (global batch) / (w_1 + … + w_n), so rank i holds the share
-    ``w_i / sum(w)`` of every round, and its memory need does not depend on its share. A weight of 0 is allowed: such a
-    rank takes part in the synchronisation and holds no data.
+    All micro-batches have about the same size, (global batch) / (w_1 + … + w_n). So rank i holds the share ``w_i /
+    sum(w)`` of every round, and its memory need does not depend on its share. A weight of 0 is allowed: such a rank
+    takes part in the synchronisation and holds no data.
 
     Beside a reducer of your own all ranks do equally many micro-batches, one as a rule. There the largest weight takes
     the most memory, unless ``max_micro_batch`` bounds it (as in ``LBBSP``).

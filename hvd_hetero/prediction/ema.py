@@ -1,7 +1,7 @@
 """Exponential moving average: ``v̂^{k+1} = α v^k + (1 - α) v̂^k``, started at the first measurement; O(1).
 
 lb-bsp section 5.4 sets ``α``, the weight of the latest observation, to 0.2. With independent noise of variance ``s²``
-around a constant speed the mean squared error is ``s² · 2 / (2 - α)`` (1.11 s² at 0.2); after a lasting change the
+around a constant speed the mean squared error is ``s² · 2 / (2 - α)`` (1.11 s² at 0.2). After a lasting change the
 error shrinks by ``1 - α`` per round, so that 90 % of the change is followed after 11 rounds.
 
 Differences from the paper: none known (the start is not stated there; a start at 0 would need a bias correction).

@@ -18,7 +18,7 @@ Complexity: O(m n) time (a path has at most n nodes, a fan at most Delta), O(n D
 Differences from the paper
 - MATCHA (Wang et al. 2019) takes the result of Misra and Gries: three matchings for a ring of eight. Here Delta colours
   are tried first, by Kempe's swap alone: if c is free on u and d on v, swap c and d along the path from v that starts
-  with c; unless that path ends at u, c is now free on both.
+  with c. Unless that path ends at u, c is now free on both.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@
 4. Weight each drawn pair (i, j) by the partners d that its two ranks have in this round, 2 / (d_i + d_j + 2), so that
    no round makes disagreement larger.
 
-The pairs of one matching exchange at the same time, so a round takes as long as it has active matchings: budget is the
-share of the time that D-PSGD needs on the same graph.
+The pairs of one matching exchange at the same time, so a round takes as long as it has active matchings. Hence budget
+is the share of the time that D-PSGD needs on the same graph.
 
 Weights. Let d_i be the number of partners of rank i in a round, and L_e the Laplacian of one edge. Over the drawn pairs
 e = (i, j),
@@ -125,8 +125,8 @@ def matcha(graph: Graph, budget: float = 0.5) -> Matcha:
     require_connected(graph, "MATCHA")
     if graph.nodes == 1:  # no other rank to agree with
         return Matcha(1, (), ())
-    # Compute this on one rank and broadcast the result, if processors or libraries may differ: p comes from
-    # floating-point eigenvectors, and where its last digits differ, ranks disagree about a matching in some rare draw.
+    # Compute this on one rank and broadcast the result, if processors or libraries may differ. p comes from
+    # floating-point eigenvectors; where its last digits differ, ranks disagree about a matching in some rare draw.
     matchings = matching_decomposition(graph)
     laplacians = np.array([laplacian(graph.nodes, matching) for matching in matchings])
     return Matcha(graph.nodes, matchings, tuple(most_connected(laplacians, float(budget)).tolist()))

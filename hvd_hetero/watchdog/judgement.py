@@ -34,9 +34,10 @@ def judge(
 ) -> Judgement:
     """Return why this rank waits, given the others' answers.
 
-    ``silent`` maps each rank that does not answer to the seconds of its silence, or to NaN if it has never answered:
-    the network may keep packets from it. ``hosts`` names the host of each rank; where there are several, the message
-    names the host of a rank without an answer. Collectives fail ``collective_timeout_s`` after a rank fell silent.
+    ``silent`` maps each rank that does not answer to the seconds of its silence. These are NaN if it has never
+    answered: the network may keep packets from it. ``hosts`` names the host of each rank; where there are several, the
+    message names the host of a rank without an answer. Collectives fail ``collective_timeout_s`` after a rank fell
+    silent.
     """
     lost = {rank: seconds for rank, seconds in silent.items() if seconds == seconds}
     busy = [other for other in others if not other.waits]

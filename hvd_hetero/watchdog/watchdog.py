@@ -54,13 +54,13 @@ class _Wait:
 class Watchdog:
     """Report which rank this rank waits for, and end the job if the wait cannot end. One per training.
 
-    It is a sleeping daemon thread. Every few seconds it looks at the finished rounds and micro-batches, and, if these
-    stand still, at the stack of the training thread, so training pays nothing. ``gather`` is an allgather of one
+    It is a sleeping daemon thread. Every few seconds it looks at the finished rounds and micro-batches. If these stand
+    still, it looks at the stack of the training thread, so training pays nothing. ``gather`` is an allgather of one
     object, called once.
 
     It ends the process by ``os._exit``, after the message, the stacks and ``last_words()``.
 
-    A rank that ends by its own exception announces it to the others at its exit: their collectives end with an error
+    A rank that ends by its own exception announces it to the others at its exit. Their collectives end with an error
     that names no rank, such as Horovod's "has been shut down".
 
     docs/waiting.md says why Horovod's own check of stalls does not help.

@@ -13,8 +13,8 @@ targets, held near the start θ0:
 until a step lowers L by less than 1e-4 of itself (section 4.2), or after ``max_steps``. O(W P² + P³) per step, well
 under a millisecond at W = 500.
 
-Differences from the paper: Keras and (presumably) a gradient method there; with 13 parameters second-order steps need
-tens of steps rather than thousands, so that training costs milliseconds and numpy is enough. The pull ρ towards the
+Differences from the paper: Keras and (presumably) a gradient method there. With 13 parameters, second-order methods
+need tens of steps rather than thousands; so training costs milliseconds, and numpy is enough. The pull ρ towards the
 start is ours: a warm start is then a prior that data overrules, not just a first guess.
 """
 

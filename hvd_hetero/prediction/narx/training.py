@@ -57,7 +57,7 @@ class Trainer:
             self._training = Future()
             self._training.set_result(train(*args))
             return
-        # No lock for all ranks of a machine: a training is a few milliseconds of every hundred rounds, and files that
+        # No lock for all ranks of a machine. A training is a few milliseconds of every hundred rounds; files that
         # outlive a crash, and their permissions, would cost more. Each rank begins at another round instead.
         try:
             self._training = pool(self._pid).submit(train, *args)
