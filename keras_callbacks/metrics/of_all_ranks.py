@@ -213,7 +213,7 @@ class JoinedMetrics:
         groups = {f"metric {m.name!r}": tf_variables(m.variables) for m in _single(self._model.metrics)}
         known = {v._unique_id for group in groups.values() for v in group}
         for name, variables in self._figures.of_state.items():
-            groups[f"what is told as {name!r}"] = [v for v in variables if v._unique_id not in known]
+            groups[f"figure {name!r}"] = [v for v in variables if v._unique_id not in known]
         return groups
 
     def _per_batch(self, updates: dict[str, Update]) -> list[Update]:
@@ -253,8 +253,8 @@ class JoinedMetrics:
             if name not in self._warned and not self._as_keras_says():
                 self._warned.add(name)
                 logger.warning(
-                    "%r is not made of a metric's state alone, or in a tf.function or branch of its own. So it "
-                    "cannot be computed from the state of all ranks, and fit reports the mean of the ranks' "
+                    "figure %r is made of more than a metric's state, or in a tf.function or branch of its own. So "
+                    "it cannot be computed from the state of all ranks, and fit reports the mean of the ranks' "
                     "figures. Update the metric in train_step itself, and return metric.result() unchanged",
                     name,
                 )

@@ -156,9 +156,9 @@ def test_figures_that_cannot_be_joined_are_named_and_alike_on_all_ranks(outcomes
     for rank in outcomes("figures_that_cannot_be_joined_are_named"):
         assert rank["alike"] == 1
         moving, mixed, hidden = rank["warnings"]
-        assert re.match(r"the state of 'moving' is neither .* rank 0's figure", moving)
-        assert re.match(r"the step makes 'mixed' of a metric and of something else.*mean of the ranks", mixed)
-        assert re.match(r"the step makes 'hidden' .* or in a tf.function or branch of its own", hidden)
+        assert re.match(r"the state of figure 'moving' is neither .* rank 0's figure", moving)
+        assert re.match(r"figure 'mixed' is made of more than a metric's state.*mean of the ranks", mixed)
+        assert re.match(r"figure 'hidden' is made .* or in a tf.function or branch of its own", hidden)
 
 
 # Data.
