@@ -299,11 +299,13 @@ class BalancedLoader:
             bounds = session.wire.allgather_object(self._largest, name=f"{session.prefix}.bounds")
             require_same_bounds("max_micro_batch_cost", bounds, "give a list with one bound for each rank")
         cutter = self._cutter
-        if cutter.begin() and not cutter.more:  # of streams and samplers, whose length is known only now
+        # The length of streams and samplers is known only now.
+        if cutter.begin() and not cutter.more:
+            again = "every iter() of an IterableDataset or of a sampler must give all samples again"
+            least = cutter.least()
             raise ValueError(
-                f"epoch {cutter.order.epoch} has {cutter.order.remaining} samples, fewer than a round needs "
-                f"({cutter.least()}); every iter() of an IterableDataset or of a sampler must give all of them again; "
-                "drop_last needs global_batch of them"
+                f"epoch {cutter.order.epoch} has {cutter.order.remaining} samples, fewer than a round needs ({least}); "
+                + (again if least == 1 else "lower global_batch, or leave drop_last out")
             )
         session.balancer.planner.note_epoch(cutter.order.size)
         self._require_data_on_all()
