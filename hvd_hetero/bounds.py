@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from hvd_hetero.checks import FloatArray, IntArray
 from hvd_hetero.errors import PlanMismatchError
-from hvd_hetero.rounds import MAX_ROUND_SAMPLES, RoundPlan
+from hvd_hetero.measurement.memory import GROWTH
+from hvd_hetero.rounds import MAX_ROUND_SAMPLES, FinishedRound, RoundPlan
 
 Said: TypeAlias = "float | Sequence[float] | Mapping[str, float] | None"
 """A bound, a list with one for each rank, or a dict with one for each name of a device; None: there is none."""
 
 NO_BOUND = MAX_ROUND_SAMPLES
+
+logger = logging.getLogger(__name__)
 
 
 def checked_bounds(name: str, said: Any, check: Callable[[str, Any], Any]) -> Any:
@@ -29,17 +34,17 @@ def checked_bounds(name: str, said: Any, check: Callable[[str, Any], Any]) -> An
     return check(name, said)
 
 
-def bounds_of_ranks(name: str, said: Any, workers: int, devices: Sequence[str] = ()) -> Any:
+def bounds_of_ranks(
+    name: str, said: Any, workers: int, devices: Sequence[str] = (), *, no_bound: float = NO_BOUND, logs: bool = False
+) -> Any:
     """Return one bound for all ranks, a tuple with one for each, or None. ``devices``: of each rank, by name."""
     if isinstance(said, Mapping):
         if not any(devices):
             raise ValueError(f"{name} by the names of devices is for PyTorch; give a list with one bound a rank")
-        if strangers := sorted(set(said) - set(devices)):
-            raise ValueError(
-                f"{name} names {strangers}, which no rank has; the devices of ranks 0 to {workers - 1} are "
-                f"{list(devices)}"
-            )
-        return tuple(said.get(device, NO_BOUND) for device in devices)
+        # No error: the card of that name may have been lost, and one dict may serve several clusters.
+        if logs and (strangers := sorted(set(said) - set(devices))):
+            logger.warning("%s names %s, which no rank has; the devices are %s", name, strangers, list(devices))
+        return tuple(said.get(device, no_bound) for device in devices)
     if isinstance(said, list | tuple | np.ndarray) and len(said) != workers:
         raise ValueError(f"{name} must hold one bound for each of {workers} ranks, got {len(said)}: {list(said)}")
     return said
@@ -60,37 +65,67 @@ def bounds_array(said: Any, workers: int) -> IntArray:
     return np.where(bounds > 0, bounds, NO_BOUND)
 
 
-class Room(NamedTuple):
-    """What the micro-batches of a round may hold as said, and how many there are where all ranks do equally many."""
+class Room:
+    """What the micro-batches of a round may hold, and how many there are where all ranks do equally many.
 
-    said: IntArray
-    least: int = 0
-    """Micro-batches of each rank, at least; 0: each does as many as it needs."""
-    exactly: bool = False
-    """True: not more, whatever the samples need."""
+    ``said``: the bound of each rank.
+    """
+
+    def __init__(self, said: npt.ArrayLike = NO_BOUND, least: int = 0) -> None:
+        self.said = np.atleast_1d(said)
+        self.learned: npt.ArrayLike = NO_BOUND
+        """What each rank is known to hold."""
+        self._tried: npt.ArrayLike = 0
+        self._grown: npt.ArrayLike = NO_BOUND
+        """The largest micro-batch of each rank so far, and how far it may grow now."""
+        self.least = least
+        """Micro-batches of each rank, at least; 0: each does as many as it needs."""
+        self.exactly = False
+        """True: not more, whatever the samples need."""
 
     @property
     def most(self) -> float:
         """The samples of the largest round."""
         return self.least * int(self.said.sum()) if self.exactly else math.inf
 
+    def learn(self, finished: FinishedRound) -> None:
+        """Take up the ranks' bounds, and let micro-batches grow by a quarter at most, where memory is measured.
+
+        They do not grow before the line is known, as the optimizer has no state in the first round.
+        """
+        plan, table = finished.plan, finished.table
+        self.learned, peaks = bounds_array(table.column("limit"), plan.workers), table.column("memory_peak_mib")
+        if np.count_nonzero(peaks):
+            sizes = -(-plan.shares // np.maximum(plan.batch_counts, 1))
+            tried = self._tried = np.maximum(self._tried, sizes)
+            more = np.where(table.column("memory_slope_mib") > 0.0, np.maximum((GROWTH - 1.0) * tried, 1.0), 0.0)
+            self._grown = np.where(peaks > 0.0, tried + more.astype(np.int64), NO_BOUND)
+
     def bounded(
-        self,
-        plan: RoundPlan,
-        learned: IntArray | None = None,
-        fixed_samples: FloatArray | float = 0.0,
-        multiple_of: int = 1,
+        self, plan: RoundPlan, fixed_samples: FloatArray | float = 0.0, multiple_of: int = 1, *, as_said: bool = False
     ) -> RoundPlan:
         """Return the plan with no micro-batch beyond its rank's bound, as far as that is possible.
 
         Where all ranks do equally many micro-batches, shares are capped, and other ranks take the rest. These are more
-        than ``least`` only if that is needed by what is said, since the user's loop must be made for it.
+        than ``least`` only if that is needed by what is said, since the user's loop must be made for it. ``as_said``:
+        keep to that alone.
         """
-        bounds = self.said if learned is None else np.minimum(self.said, learned)
+        bounds, grown = (self.said, self.said) if as_said else (np.minimum(self.said, self.learned), self._grown)
+        tight = np.minimum(bounds, grown)
+        count: Any = np.maximum(plan.batch_counts, 1)
+        if self.least:
+            count = self.least if self.exactly else max(self.least, -(-plan.total // int(self.said.sum())))
+        if (plan.shares <= count * tight).all():
+            return plan
         if not self.least:
+            plan = plan.within(bounds)
+            # Cut into more micro-batches, a share would never show whether it fits in one.
+            plan = plan.capped(np.maximum(plan.batch_counts, 1) * grown, fixed_samples, multiple_of)
             return plan.within(bounds)
-        count = self.least if self.exactly else max(self.least, -(-plan.total // int(self.said.sum())))
-        return plan.capped(count * bounds, fixed_samples, multiple_of)
+        # Where not all can be kept, what is said is kept longest: beyond the others a batch may fit, or be parted.
+        for most in (tight, bounds, self.said):
+            plan = plan.capped(count * most, fixed_samples, multiple_of)
+        return plan
 
     def lack(self, total: int) -> str:
         """Return what to say if a round holds more samples than ``least`` micro-batches do; else nothing."""

@@ -51,7 +51,8 @@ class Planner(Kept):
         policy = copy.deepcopy(policy)
         said = getattr(policy, "max_micro_batch", None)
         if said is not None:
-            said = policy.max_micro_batch = bounds_of_ranks("max_micro_batch", said, workers, devices)  # type: ignore[attr-defined]
+            said = bounds_of_ranks("max_micro_batch", said, workers, devices, logs=logs)
+            policy.max_micro_batch = said  # type: ignore[attr-defined]
         self.room = Room(bounds_array(said, workers))
         self.goodput: Goodput | None = None
         """The policy of the global batch, where that adapts; None: it stays."""
@@ -81,7 +82,7 @@ class Planner(Kept):
         """Samples of an epoch; infinite if not known."""
         self.rounds = 0
         """Rounds agreed so far."""
-        first = self._begins = policy.first(workers, self.global_batch)
+        first = self._begins = self.room.bounded(policy.first(workers, self.global_batch))
         self._plans = deque([first])
         self._rules = deque([LENGTHS])
         self.anticipation = Anticipation() if policy.anticipates else None
@@ -102,13 +103,13 @@ class Planner(Kept):
 
     def bound(self, bounds: Sequence[int]) -> None:
         """Let each rank's micro-batches hold at most so many samples; before the first round."""
-        self.room = self.room._replace(said=bounds_array(bounds, self.workers))
+        self.room.said = bounds_array(bounds, self.workers)
         if (self.room.said < NO_BOUND).any():
             self.policy.max_micro_batch = tuple(bounds)  # type: ignore[attr-defined]
 
     def require_equal_counts(self, micro_batches: int, *, exactly: bool = True) -> None:
         """Plan equally many micro-batches on all ranks, at least so many or ``exactly``; they bound the shares."""
-        self.room = self.room._replace(least=micro_batches, exactly=exactly)
+        self.room.least, self.room.exactly = micro_batches, exactly
         if exactly and (lack := self.room.lack(self.global_batch)):
             raise ValueError(lack)
         multiple = self.policy.multiple_of
@@ -148,7 +149,8 @@ class Planner(Kept):
         if self.goodput is not None:
             self.goodput.begin(self.policy, self.workers)
             self.noise = GradientNoise()
-            self._plans = deque([self.policy.resized(plan, self.global_batch) for plan in self._plans])
+            resized = (self.policy.resized(plan, self.global_batch) for plan in self._plans)
+            self._plans = deque(self.room.bounded(plan) for plan in resized)
 
     @property
     def rounds_ahead(self) -> int:
@@ -206,13 +208,13 @@ class Planner(Kept):
         if self.fixed_costs is not None:
             self.fixed_costs.learn(finished.table, short=short)
         plan = self.policy.next(self._plans[-1], believed)
-        learned = bounds_array(finished.table.column("limit"), self.workers)
-        plan = plan.within(learned)
+        self.room.learn(finished)
         if self.goodput is not None:
+            plan = plan.within(self.room.learned)
             other = self.goodput.reconsider(self.policy, plan, believed.table, self.noise, self.typical_size)
             plan = other if other.total <= max(self.room.most, plan.total) else plan
         fixed_samples = finished.table.column("fixed_samples")
-        plan = self.room.bounded(plan, learned, fixed_samples, self.policy.multiple_of)
+        plan = self.room.bounded(plan, fixed_samples, self.policy.multiple_of)
         if self._said_to_rest is not None:
             log_change(self.rounds + self.rounds_ahead, self._plans[-1], plan, believed.table)
             if self.policy.may_rest:
@@ -244,7 +246,9 @@ class Planner(Kept):
         super().load_state_dict({**state, "anticipation": None})
         if self.goodput is not None and state["goodput"] is not None:
             plan = self.policy.resized(plan, self.goodput.nearest(sum(state["plans"][-1]["samples"])))
-        self._plans = deque([plan.within(limits)] * len(self._plans))
+        self.room.learned = bounds_array(limits, self.workers)
+        plan = self.room.bounded(plan, multiple_of=self.policy.multiple_of)
+        self._plans = deque([plan] * len(self._plans))
         self._rules = deque([CostRule(*state["rules"][-1])] * len(self._plans))
         self.rounds = state["rounds"]
 

@@ -198,13 +198,14 @@ class RoundPlan:
         return self if (cut == self.batch_counts).all() else replace(self, micro_batches=tuple(cut.tolist()))
 
     def capped(
-        self, most: npt.NDArray[np.int64], fixed_samples: npt.NDArray[np.float64] | float = 0.0, multiple_of: int = 1
+        self, most: npt.ArrayLike, fixed_samples: npt.NDArray[np.float64] | float = 0.0, multiple_of: int = 1
     ) -> RoundPlan:
         """Return the plan in which no rank has more than ``most`` samples, and the others take the rest.
 
         They take it in proportion to what they have and ``fixed_samples``, their fixed cost in samples: ranks that
         would have ended together still do. If all together hold fewer, shares are in proportion to ``most``.
         """
+        most = np.broadcast_to(np.asarray(most, dtype=np.int64), self.shares.shape)
         if (self.shares <= most).all():
             return self
         step = 1 if self.total % multiple_of else multiple_of
@@ -215,9 +216,9 @@ class RoundPlan:
             shares = np.minimum(self.shares, whole) // step * step
             while left := self.total - int(shares.sum()):
                 room = whole - shares
-                more = proportional(
-                    np.where(room > 0, self.shares + fixed_samples, 0.0), left, minimum=0, multiple_of=step
-                )
+                weights = np.where(room > 0, self.shares + fixed_samples, 0.0)
+                # Where only ranks that rest have room, as it is for those.
+                more = proportional(weights if weights.any() else room, left, minimum=0, multiple_of=step)
                 shares = shares + np.minimum(more, room)
         batch_counts = np.clip(self.batch_counts, np.minimum(shares, 1), shares)
         return replace(self, samples=tuple(shares.tolist()), micro_batches=tuple(batch_counts.tolist()))

@@ -9,7 +9,7 @@ from typing import Any, Literal, cast
 import numpy as np
 import tensorflow as tf
 
-from hvd_hetero.bounds import Said, bounds_of_ranks
+from hvd_hetero.bounds import Said
 from hvd_hetero.checks import integer
 from hvd_hetero.data.permutation import SharedPermutation
 from hvd_hetero.data.same_data import marks_of
@@ -106,9 +106,11 @@ def resize_batches(
     def rounds_of(order: SampleOrder, batch_of: Callable[[Any], Any], **options: Any) -> RoundQueue:
         if cost_of is not None:
             costs = (lambda sample: sample[-1]) if is_stream and callable(cost_of) else cost_of
-            largest = bounds_of_ranks("max_micro_batch_cost", max_micro_batch_cost, balancer.workers)
             fit, length = balancer.meter.learner.enable_costs(), None if is_stream else order.size
-            order.costs = SampleCosts.of(costs, session.policy, fit, length, largest, shared=stream != "shard")
+            order.costs = SampleCosts.of(
+                costs, session.policy, fit, length, max_micro_batch_cost, shared=stream != "shard",
+                devices=session.devices,
+            )  # fmt: skip
         has_micro_batches = max_micro_batch_cost is not None
         return RoundQueue(
             order, balancer, batch_of, weight_of=weight_of, has_micro_batches=has_micro_batches, **options

@@ -185,7 +185,8 @@ class LoadBalance(LoadBalanceBase):
             )
         batch, wire = self._session.balancer.planner.global_batch, self._session.wire
         allow_nan = self._session.balancer.agreement.allow_nan
-        other = LoadBalance(BSP(), global_batch=batch, allow_nan=allow_nan, patience=self._patience, wire=wire)
+        options: dict[str, Any] = {"allow_nan": allow_nan, "memory": 0.0, "patience": self._patience, "wire": wire}
+        other = LoadBalance(BSP(), global_batch=batch, **options)
         self._session.follow_with(other._session)
         return other
 
@@ -243,7 +244,8 @@ class LoadBalance(LoadBalanceBase):
         """
         session = self._session
         own = [each._gathered for each in session.optimizers]
-        return session.shortage.survived(own if session.beside is None else [session.beside])
+        undone = own if session.beside is None else [session.beside]
+        return session.shortage.survived(undone, lambda: session.can_split_micro_batches)
 
     def state_dict(self) -> dict[str, Any]:
         """Return plans, policy and every rank's predictor as plain data; a collective call.

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from torch.utils.data import Dataset, IterableDataset
 
-from hvd_hetero.bounds import Said, bounds_of_ranks, require_same_bounds
+from hvd_hetero.bounds import Said, require_same_bounds
 from hvd_hetero.checks import integer
 from hvd_hetero.data.cutter import Cutter
 from hvd_hetero.data.permutation import SharedPermutation
@@ -178,16 +178,15 @@ class BalancedLoader:
         self._largest = max_micro_batch_cost
         if cost_of is not None:
             size = None if self._streams else len(dataset)  # type: ignore[arg-type]  # maps have a length
-            fit = session.balancer.meter.learner.enable_costs()
-            largest = bounds_of_ranks("max_micro_batch_cost", max_micro_batch_cost, workers, session.devices)
             order.costs = SampleCosts.of(
-                cost_of, session.policy, fit, size, largest, shared=stream != "shard", late=reads_ahead
-            )
+                cost_of, session.policy, session.balancer.meter.learner.enable_costs(), size, max_micro_batch_cost,
+                shared=stream != "shard", late=reads_ahead, devices=session.devices, logs=session.balancer.rank == 0,
+            )  # fmt: skip
         elif max_micro_batch_cost is not None:
             raise ValueError(NO_COSTS)
         self._cutter = Cutter(order, session.balancer.planner, session.balancer.rank, drop_last=drop_last)
         if self._asks_in_step:
-            self._cutter.require_equal_counts(self._in_step, exactly=True)  # it decides how many rounds there are
+            self._keep_in_step(self._in_step)  # it decides how many rounds there are
         self._compared = False
         self._compares = check_data and not self._streams
         self._rounds_per_epoch = rounds_per_epoch
@@ -347,7 +346,6 @@ class BalancedLoader:
                 f"least of Goodput(…) must be at least {least}, a sample for each rank and micro-batch, as a reducer "
                 f"of your own and SyncBatchNorm need; got {goodput.least}"
             )
-        self._cutter.require_equal_counts(micro_batches, exactly=self._asks_in_step)
         self._session.balancer.planner.require_equal_counts(micro_batches, exactly=self._asks_in_step)
 
     def _stops(self) -> bool:
@@ -356,7 +354,7 @@ class BalancedLoader:
     def _require_data_on_all(self) -> None:
         """Raise if the epoch is too short for layers that wait for other ranks."""
         session, remaining = self._session, self._cutter.order.remaining
-        workers, each = session.balancer.workers, self._cutter.order.end.in_step or 1
+        workers, each = session.balancer.workers, self._cutter.order.end.room.least or 1
         if session.waits_in_layers and remaining is not None and remaining < workers * each and not self._stops():
             who = "SyncBatchNorm" if session.beside is None else "your reducer"
             raise ValueError(

@@ -61,8 +61,8 @@ class Shortage:
         self._parts = 0  # of one that failed, and was abandoned
 
     @contextmanager
-    def survived(self, gathered: Sequence[Gathered | ScaledRounds]) -> Iterator[None]:
-        """Run the loop's body, and undo the micro-batch if it runs out of memory."""
+    def survived(self, gathered: Sequence[Gathered | ScaledRounds], repeats: Callable[[], bool]) -> Iterator[None]:
+        """Run the loop's body, and undo the micro-batch if it runs out of memory and the layers can ``repeat`` it."""
         self.survives = True
         try:
             for each in gathered:
@@ -73,7 +73,7 @@ class Shortage:
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            self._parts = self._undo(gathered, error)
+            self._parts = self._undo(gathered, error, repeats=repeats())
             # Frames of functions that have ended still hold activations.
             traceback.clear_frames(error.__traceback__)
 
@@ -96,13 +96,17 @@ class Shortage:
                 balancer.work.samples, _HOW_TO_SURVIVE,
             )  # fmt: skip
 
-    def _undo(self, gathered: Sequence[Gathered | ScaledRounds], error: Exception) -> int:
+    def _undo(self, gathered: Sequence[Gathered | ScaledRounds], error: Exception, *, repeats: bool) -> int:
         """Undo the current micro-batch, which has run out of memory; return how large its parts may be."""
         balancer, work = self._balancer, self._balancer.work
         if len(gathered) > 1:
             raise self._fatal("with several optimizers, whose batches are not done again") from error
         if work.round < 0:
             raise self._fatal("with a batch of your own, which only a BalancedLoader could cut") from error
+        if not repeats:
+            raise self._fatal(
+                "with layers that wait for other ranks (FSDP2, SyncBatchNorm), so it is not done again"
+            ) from error
         if not (balancer.computing and gathered and gathered[0].undo()):
             raise self._fatal(
                 "where gradients may have left for other ranks, in step() or after it, which is not done again"

@@ -101,6 +101,8 @@ class TorchSession(Session):
         self._reducer = reducer
         self.batches_at_most = 0
         """Batches that the loop draws from a loader of unknown length, if what runs it has said so."""
+        self.normalises_together = False
+        """Whether the model has a ``SyncBatchNorm`` of this package."""
         self.waits_in_layers = False
         """Whether layers wait for other ranks, so that none may leave out a micro-batch."""
         self._others: list[TorchSession] = []
@@ -127,7 +129,8 @@ class TorchSession(Session):
     @property
     def can_split_micro_batches(self) -> bool:
         """Whether this rank may do a micro-batch in parts: no layer waits for others, and a user's loop survives it."""
-        return not self.waits_in_layers if self.beside is None else self.beside.redone.possible
+        waits = self.waits_in_layers if self.beside is None else self.normalises_together
+        return not waits and (self.beside is None or self.beside.redone.possible)
 
     def require_first(self, what: str) -> None:
         """Raise if this was made by ``also()``, and so uses the batches of another one."""

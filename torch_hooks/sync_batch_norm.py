@@ -71,7 +71,7 @@ class SyncBatchNorm(_BatchNorm):
         one_each = policy.keeps_total and set(micro_batches) == {1}  # looked at again in each round
         if policy.may_rest or not (policy.shares_alone or one_each) or not all(micro_batches):
             raise ValueError(f"policy {policy.name!r} does not go with SyncBatchNorm: {_REMEDY}")
-        session.waits_in_layers = session.wire.size > 1
+        session.waits_in_layers = session.normalises_together = session.wire.size > 1
         self._session = session
         self._name = f"{session.prefix}.{name}"
 

@@ -93,8 +93,15 @@ class Balanced:
         args: Any = self.args  # type: ignore[attr-defined]
         balancer, allowed = balancer_of(self.balance), args.per_device_train_batch_size
         if cost_of is not None:
-            by_longest = None if callable(cost_of) else allowed * float(np.max(cost_of))
-            return by_longest if self._max_micro_batch_cost is None else self._max_micro_batch_cost
+            most = self._max_micro_batch_cost
+            if most is None and not callable(cost_of):
+                most = allowed * float(np.max(cost_of))
+            elif most is None:
+                logger.warning(
+                    "per_device_train_batch_size=%d bounds no batch, since the longest sample is not known before all "
+                    "are read; give max_micro_batch_cost, that many samples times the greatest cost_of", allowed,
+                )  # fmt: skip
+            return most
         said = balancer.planner.room.said
         balancer.bound(np.where(said < NO_BOUND, said, allowed).tolist())
         room = args.gradient_accumulation_steps * int(balancer.planner.room.said.sum())

@@ -30,7 +30,7 @@ class Cutter:
         self._plans, self._rank = plans, rank
         self._drop_last = drop_last
         self._goes_on = False
-        order.end = EpochEnd.of(plans.policy, joins=not drop_last)
+        order.end = EpochEnd.of(plans.policy, plans.room, joins=not drop_last)
 
     @property
     def epoch_at_hand(self) -> int:
@@ -76,10 +76,6 @@ class Cutter:
             self.epoch += 1
         self.order.rounds_ahead = self._plans.rounds_ahead
         return begins
-
-    def require_equal_counts(self, micro_batches: int, *, exactly: bool = False) -> None:
-        """Cut rounds into as many micro-batches on every rank, at least so many, or ``exactly``."""
-        self.order.end = replace(self.order.end, in_step=micro_batches, exactly=exactly)
 
     def stop(self) -> None:
         """Stop here: the next ``begin`` continues the epoch, if anything is left of it."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from hvd_hetero.allocation.by_cost import cut, divide, divide_padded, latest, needed, room
 from hvd_hetero.allocation.largest_remainder import proportional
-from hvd_hetero.bounds import checked_bounds
+from hvd_hetero.bounds import bounds_of_ranks, checked_bounds
 from hvd_hetero.checks import FloatArray, IntArray
 from hvd_hetero.measurement.cost_fit import CostMeter
 from hvd_hetero.policies.policy import Policy
@@ -83,7 +83,7 @@ class SampleCosts:
             self._of = cost_of
         else:
             self._lengths = _whole(cost_of, size)
-        self._bounds = np.atleast_1d(checked_bounds("max_micro_batch_cost", largest, _positive) or 0.0)
+        self._bounds = np.atleast_1d(np.asarray(largest or 0.0))
         self._largest = float(self._bounds.min())
         self.exactly = False
         """True: no more micro-batches than are asked for."""
@@ -101,11 +101,17 @@ class SampleCosts:
         *,
         shared: bool,
         late: bool = False,
+        devices: Sequence[str] = (),
+        logs: bool = False,
     ) -> SampleCosts:
         """Return the costs of samples, after checking that rounds can be divided by them.
 
-        ``shared``: all ranks see all samples of a round.
+        ``shared``: all ranks see all samples of a round. ``devices``: the ranks', by name.
         """
+        largest = checked_bounds("max_micro_batch_cost", largest, _positive)
+        largest = bounds_of_ranks(
+            "max_micro_batch_cost", largest, len(devices), devices, no_bound=_LARGEST_COST, logs=logs
+        )
         if not shared:
             raise ValueError(
                 "cost_of does not go with stream='shard', where no rank sees the others' samples; read the whole "

@@ -5,13 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from hvd_hetero.bounds import Room, bounds_array
+from hvd_hetero.bounds import Room
 from hvd_hetero.data.same_data import contents_of
 from hvd_hetero.data.sample_costs import SampleCosts
 from hvd_hetero.policies.policy import Policy
@@ -78,42 +78,37 @@ class EpochEnd:
 
     minimum: int = 1
     multiple_of: int = 1
-    largest: Any = 0
-    """Samples that a micro-batch may hold, one number or one for each rank; 0: any number."""
     joins: bool = False
     """False: a remainder is a round of its own, whatever its size."""
-    in_step: int = 0
-    """Micro-batches of a round, at least: as many on every rank; 0: as many as planned."""
-    exactly: bool = False
-    """True: not more, whatever the samples need."""
+    room: Room = field(default_factory=Room)
+    """What micro-batches may hold, and how many all ranks do: the planner's."""
 
     @classmethod
-    def of(cls, policy: Policy, *, joins: bool = True) -> EpochEnd:
+    def of(cls, policy: Policy, room: Room, *, joins: bool = True) -> EpochEnd:
         """Return what this policy asks for."""
-        return cls(policy.minimum, policy.multiple_of, getattr(policy, "max_micro_batch", None) or 0, joins)
+        return cls(policy.minimum, policy.multiple_of, joins, room)
 
     def apart(self, plan: RoundPlan) -> int:
         """Return how many samples after a round with this plan are a separate round."""
         joins = self.joins and plan.ends == "all"
-        least = max(self.minimum, self.in_step)
+        least = max(self.minimum, self.room.least)
         return plan.workers * -(-least // self.multiple_of) * self.multiple_of if joins else 1
 
     def joins_with(self, plan: RoundPlan, rest: int) -> bool:
         """Return whether a remainder joins a round with this plan."""
         apart, together = self.apart(plan), plan.total + rest
-        most = self._room(plan.workers).most
+        most = self.room.most
         return rest < apart and (together <= most or most < plan.total or together < 2 * apart)
-
-    def _room(self, workers: int) -> Room:
-        return Room(bounds_array(self.largest, workers), self.in_step, self.exactly)
 
     def fit(self, plan: RoundPlan, left: int) -> RoundPlan:
         """Return the plan for the next round where so many samples are left: the same, a shorter or a longer one."""
         if left < plan.total + self.apart(plan):
             if left > plan.total and not self.joins_with(plan, left - plan.total):
                 left -= self.apart(plan)  # memory does not hold both, so the last round takes some of this one
-            plan = self._room(plan.workers).bounded(plan.resize(left, self.minimum, self.multiple_of))
-        return plan.with_equal_counts(self.in_step, 0 if self.exactly else self.largest) if self.in_step else plan
+            # Ranks cut a round at different times, and have not all learned the same by then.
+            plan = self.room.bounded(plan.resize(left, self.minimum, self.multiple_of), as_said=True)
+        room = self.room
+        return plan.with_equal_counts(room.least, 0 if room.exactly else room.said) if room.least else plan
 
 
 class SampleOrder(ABC):
@@ -175,7 +170,7 @@ class SampleOrder(ABC):
             begin = plan.start(rank)
             mine = samples[begin : begin + plan.samples[rank]]
             return Cut(plan, rank, mine, self.epoch, fingerprint, contents=contents)
-        shared = self.costs.share_out(plan, rank, samples, self.end.in_step)
+        shared = self.costs.share_out(plan, rank, samples, self.end.room.least)
         mine = [samples[place] for place in shared.places] if isinstance(samples, list) else samples[shared.places]
         fingerprint ^= shared.checksum
         return Cut(

@@ -6,25 +6,25 @@ The peak of x samples (or of samples that cost as much as x) is a line, as their
 
 M is what the process may hold at most, ``share`` of which is used, and r the farthest that a peak was above the line.
 The line goes through the largest peaks of the sizes at hand, from half of the largest size on. Before sizes differ
-by a quarter, it goes from 0 through the largest one, which is safe: no line with p0 >= 0 is steeper. No size exceeds
-the largest so far by more than a quarter, so a line that bends upwards is seen before memory ends.
+by a quarter, it goes from 0 through the largest one, which is safe: no line with p0 >= 0 is steeper. The planner lets
+no size exceed the largest so far by more than a quarter, so a line that bends upwards is seen before memory ends.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any, Protocol
 
 import numpy as np
 
 from hvd_hetero.checks import FloatArray
 from hvd_hetero.kept import Figure, Kept
+from hvd_hetero.rounds import MAX_ROUND_SAMPLES
 
 HEADROOM = 0.1
 """How far a limit stays below what failed: what fits once may not fit in fragmented memory (arbitrary)."""
 USABLE_SHARE = 1.0 - HEADROOM
 
-_GROWTH = 1.25
+GROWTH = 1.25
 _SIZES = 16
 _LOOKS = 16  # a known size is measured again after as many micro-batches: a reading takes a tenth of a millisecond
 _MIB = 2.0**20
@@ -107,7 +107,7 @@ class MemoryMeter(Kept):
         if self.gauge is None or size < 1.0:
             return
         self._unmeasured += 1
-        if round(size) not in self._peaks or self._unmeasured >= _LOOKS:
+        if not self._warm or round(size) not in self._peaks or self._unmeasured >= _LOOKS:
             self._measures, self._unmeasured = round(size), 0
             self.gauge.reset()
 
@@ -140,21 +140,21 @@ class MemoryMeter(Kept):
             del self._peaks[next(size for size in self._peaks if size != largest)]
         self.peak = self._peaks[largest]
         if not self._warm:
-            self._by_line = largest
             return
         sizes, peaks = (np.array([*of], dtype=np.float64) for of in (self._peaks, self._peaks.values()))
         near = 2 * sizes >= largest
         self.base, self.slope, rest = _line(sizes[near], peaks[near])
-        fits = (available - self.base - rest) / self.slope if self.slope > 0.0 else math.inf
-        self._by_line = max(1, int(min(fits, max(_GROWTH * largest, largest + 1.0))))
+        fits = (available - self.base - rest) / self.slope
+        self._by_line = max(1, int(fits)) if fits < MAX_ROUND_SAMPLES else 0
 
 
 def _line(sizes: FloatArray, peaks: FloatArray) -> tuple[float, float, float]:
     """Return p0, s and r."""
-    if sizes.max() < _GROWTH * sizes.min():
+    if sizes.max() < GROWTH * sizes.min():
         largest = sizes.argmax()
         return 0.0, float(peaks[largest] / sizes[largest]), 0.0
     apart = sizes - sizes.mean()
-    slope = max(float(apart @ peaks / (apart @ apart)), 0.0)
+    # A byte at least, by which the planner sees that the line is known.
+    slope = max(float(apart @ peaks / (apart @ apart)), 1.0)
     base = max(float(peaks.mean() - slope * sizes.mean()), 0.0)
     return base, slope, float((peaks - base - slope * sizes).max())

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -110,10 +109,10 @@ class AffineCosts:
             free = still
         return level_s, float(((least + overheads[~free]) / rates[~free]).max())
 
-    def divided(self, plan: RoundPlan, max_micro_batch: Any, limits: Floats | float = 0.0) -> RoundPlan:
+    def divided(self, plan: RoundPlan, limits: Floats | float = 0.0) -> RoundPlan:
         """Return the best plan: ranks whose speed is known divide what they hold together, the others keep it.
 
-        Micro-batches are no larger than ``max_micro_batch``, nor than each rank's limit (0: it has none).
+        Micro-batches are no larger than each rank's limit (0: it has none).
         """
         known, held = self._known, plan.shares
         rates = self._comparable_rates[known]
@@ -125,15 +124,13 @@ class AffineCosts:
             overheads = self._overheads(found)
             shares = held.copy()
             shares[known] = self._best(total, rates, overheads[known], upper[known])
-            former, found = found, RoundPlan.of(shares, max_micro_batch).within(limits)
+            former, found = found, RoundPlan.of(shares).within(limits)
             if best is plan or self.latest_s(best) > self.latest_s(found):
                 best = found
             if found.micro_batches == former.micro_batches:
                 break
             # From here on no rank gets a micro-batch more than was counted, which would have to be paid for.
-            largest = np.minimum(
-                np.where(np.asarray(limits) > 0, limits, plan.total).astype(np.int64), max_micro_batch or plan.total
-            )
+            largest = np.where(np.asarray(limits) > 0, limits, plan.total).astype(np.int64)
             upper = np.maximum(found.batch_counts, 1) * largest // self._step * self._step
             room = upper[known]
             if room.sum() < total or room.min() < self._minimum:

@@ -25,7 +25,7 @@ class BSP(Policy):
 
     def first(self, workers: int, global_batch: int) -> RoundPlan:
         """Return equal shares for all ranks."""
-        return equal_plan(workers, global_batch, self.max_micro_batch)
+        return equal_plan(workers, global_batch)
 
     def next(self, plan: RoundPlan, finished: FinishedRound) -> RoundPlan:
         """Return the same plan again."""

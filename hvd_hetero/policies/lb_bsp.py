@@ -152,8 +152,7 @@ class LBBSP(Policy):
     def resized(self, plan: RoundPlan, total: int) -> RoundPlan:
         """Return the same proportions; what was learned goes on to hold."""
         least = np.where(plan.shares > 0, self.minimum, 0)  # what rests goes on to rest
-        shares = proportional(plan.samples, total, minimum=least, multiple_of=self.multiple_of)
-        return RoundPlan.of(shares, self.max_micro_batch)
+        return RoundPlan.of(proportional(plan.samples, total, minimum=least, multiple_of=self.multiple_of))
 
     def _equally(self, workers: int, total: int) -> RoundPlan:
         shares = proportional(np.ones(workers), total, minimum=self.minimum, multiple_of=self.multiple_of)
@@ -164,7 +163,7 @@ class LBBSP(Policy):
         table = finished.table
         if self._curves is not None and not self._curves.given_up and table.workers > 1:
             by_curves = self._curves.next(plan, finished)
-            return plan if by_curves is None else RoundPlan.of(by_curves, self.max_micro_batch)
+            return plan if by_curves is None else RoundPlan.of(by_curves)
         if self._evidence is None:
             self._evidence = self._no_evidence()
         self._evidence.learn(table)
@@ -205,7 +204,7 @@ class LBBSP(Policy):
             self._equal = self._equally(plan.workers, plan.total)
         costs = AffineCosts(speeds, fixed, self._typical_size, self._least, self.multiple_of)
         if not costs.all_known or self.tolerance == 0.0 or self._evidence is None:
-            wanted = costs.divided(plan, self.max_micro_batch, limits)
+            wanted = costs.divided(plan, limits)
             return wanted if costs.latest_s(wanted) < costs.latest_s(plan) * (1.0 - self.tolerance) else plan
         equal, trusted_part = self._equal.within(limits), self._evidence.trusted_part(fixed)
         if plan.samples == equal.samples:
@@ -216,7 +215,7 @@ class LBBSP(Policy):
         too_far = _departure(plan, equal) > _TAKEN_BACK_BEYOND * _DEPARTURE_PER_GAIN * costs.gain(equal)
         if not too_far and costs.near_best(plan, self.tolerance, trusted_part):
             return plan
-        wanted = costs.divided(plan, self.max_micro_batch, limits)
+        wanted = costs.divided(plan, limits)
         worth = _DEPARTURE_PER_GAIN * costs.gain(equal, trusted_part)
         if (departs := _departure(wanted, equal)) > worth:
             wanted = self._cut(costs.between(equal, wanted, worth / departs), limits)
@@ -226,7 +225,7 @@ class LBBSP(Policy):
         return wanted if part == 1.0 else self._cut(costs.between(plan, wanted, part), limits)
 
     def _cut(self, shares: npt.NDArray[np.int64], limits: Floats) -> RoundPlan:
-        return RoundPlan.of(shares, self.max_micro_batch).within(limits)
+        return RoundPlan.of(shares).within(limits)
 
     def _no_evidence(self) -> Evidence:
         return Evidence(self._equal.workers, self._typical_size, self.multiple_of)

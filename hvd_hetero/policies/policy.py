@@ -135,7 +135,7 @@ def comparable_speeds(speeds: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
     return quantise(usable) if usable.any() else np.zeros(len(speeds), dtype=np.int64)
 
 
-def equal_plan(workers: int, global_batch: int, max_micro_batch: Any = None) -> RoundPlan:
+def equal_plan(workers: int, global_batch: int) -> RoundPlan:
     """Return the global batch cut evenly: the first ``global_batch mod workers`` ranks hold one sample more."""
     share, more = divmod(global_batch, workers)
-    return RoundPlan.of(np.full(workers, share) + (np.arange(workers) < more), max_micro_batch)
+    return RoundPlan.of(np.full(workers, share) + (np.arange(workers) < more))

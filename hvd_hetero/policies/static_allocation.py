@@ -68,8 +68,7 @@ class StaticAllocation(Policy):
             )
         # Every rank with a weight w gets at least w samples: one for each of its micro-batches.
         samples = proportional(self.weights, global_batch, minimum=self.weights)
-        plan = RoundPlan(tuple(int(x) for x in samples), self.weights)
-        return plan if self.max_micro_batch is None else plan.within(self.max_micro_batch)
+        return RoundPlan(tuple(int(x) for x in samples), self.weights)
 
     def next(self, plan: RoundPlan, finished: FinishedRound) -> RoundPlan:
         """Return the same plan again."""

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from late_jobs import Job
 
+from hvd_hetero.bounds import Room
 from hvd_hetero.data.sample_order import EpochEnd
 from hvd_hetero.data.stream_parts import StreamParts
 from hvd_hetero.errors import HeteroError, PlanMismatchError
@@ -98,14 +99,14 @@ def test_rounds_in_step_have_equally_many_micro_batches_with_a_sample_each(worke
 
 def test_shards_are_cut_in_step_too():
     stream = StreamParts(lambda *_: range(100), 2, 0, 2, lambda mine: [mine, mine], own=True, rounds=5)
-    stream.end = EpochEnd(in_step=2)
+    stream.end = EpochEnd(room=Room(least=2))
     cut = stream.take(RoundPlan((9, 4), (3, 1)), 0)
     assert cut.plan == RoundPlan((9, 4), (2, 2))
     assert [work.samples for work in cut.micro_batches()] == [4, 5]
 
 
 def test_a_remainder_too_small_for_the_micro_batches_joins_the_round_before():
-    end = EpochEnd(joins=True, in_step=3)
+    end = EpochEnd(joins=True, room=Room(least=3))
     plan = RoundPlan.of([8, 4])
     assert end.fit(plan, 12 + 6).total == 12
     assert end.fit(plan, 12 + 5).total == 17

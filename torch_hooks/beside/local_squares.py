@@ -94,6 +94,10 @@ class Noise:
             self._measured = self._balancer.rounds, len(self._own), squares
         self.forget()
 
+    def undo(self) -> None:
+        """Forget a batch that is done again: its parts are measured like micro-batches."""
+        self._listening.close()
+
     def forget(self) -> None:
         """Stop measuring in this round, which is over or abandoned."""
         self._listening.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -37,14 +36,11 @@ class Redone:
         self._kept: dict[int, torch.Tensor] = {}
         self._known: list[weakref.ref[Any]] | None = None
         """What reduces gradients in this process; None: the loop does not survive."""
+        self.possible = False
+        """True: the loop survives, and no layer waits for other ranks in it."""
         self._passes: list[Callable[[], None]] = []
         """What restores the passes that each of Horovod's optimizers has counted before this batch."""
         self._deferred = ExitStack()
-
-    @property
-    def possible(self) -> bool:
-        """True if the loop survives, and no layer waits for other ranks in it."""
-        return self._known is not None and not any(hasattr(each, "unshard") for each in self._wrappers)
 
     @property
     def _wrappers(self) -> list[Any]:
@@ -75,6 +71,7 @@ class Redone:
         """Be able to undo the batch that has begun. ``last``: of its round, whose backward pass reduces."""
         if self._known is None:
             self._known, mine = [weakref.ref(each) for each in _reducers()], weakref.ref(self)
+            self.possible = not _waits_in_layers(self._wrappers)
             for each in self._wrappers:
                 if isinstance(each, torch.nn.parallel.DistributedDataParallel):
                     each.module.register_forward_pre_hook(Hook(partial(_note_sent, mine, weakref.ref(each))))
@@ -110,7 +107,7 @@ class Redone:
     def undo(self, *, in_backward: bool) -> bool:
         """Undo the batch at hand; return False if that is impossible, since a collective may have begun."""
         strange = len(_reducers()) > len(self._wrappers)  # wrapped since: it would reduce each part
-        if strange or not self.possible or (in_backward and self._reduces and not self.held):
+        if strange or (in_backward and self._reduces and not self.held):
             return False
         self._part(keep=not in_backward)  # what it had before, ``guard`` has kept
         for restore in self._passes if not self.held else ():
@@ -148,16 +145,30 @@ def _note_sent(redone: weakref.ref[Redone], model: weakref.ref[Any], *_: Any) ->
 
 def _reducers() -> list[Any]:
     """Return what reduces gradients in this process: models of DDP's and FSDP2's, and Horovod's optimizers."""
-    # Where the script has not imported FSDP, no model is sharded.
-    sharded = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", ())
-    kinds = (torch.nn.parallel.DistributedDataParallel, *([sharded] if sharded else []))
+    ddp = torch.nn.parallel.DistributedDataParallel
+    models = [e for e in _alive(torch.nn.Module) if issubclass(type(e), ddp) or hasattr(type(e), "unshard")]
+    return models + [e for e in _alive(torch.optim.Optimizer) if hasattr(e, "_allreduce_delay")]
+
+
+def _alive(kind: type) -> list[Any]:
     # isinstance() would ask an object's own __class__, which may do anything.
-    found = [each for each in gc.get_objects() if issubclass(type(each), (*kinds, torch.optim.Optimizer))]
-    return [each for each in found if issubclass(type(each), kinds) or hasattr(each, "_allreduce_delay")]
+    return [each for each in gc.get_objects() if issubclass(type(each), kind)]
+
+
+def _reduced(by: Any) -> set[int]:
+    """Return the parameters whose gradients it reduces, by identity."""
+    given = by.parameters() if isinstance(by, torch.nn.Module) else (p for g in by.param_groups for p in g["params"])
+    return set(map(id, given))
+
+
+def _waits_in_layers(reducers: list[Any]) -> bool:
+    """Return whether a layer waits for other ranks in its forward pass: FSDP2's, or anybody's SyncBatchNorm."""
+    norms = {id(e.weight) for e in _alive(torch.nn.Module) if "SyncBatchNorm" in [k.__name__ for k in type(e).__mro__]}
+    return any(hasattr(type(each), "unshard") or norms & _reduced(each) for each in reducers)
 
 
 def _reduces_now(each: Any, parameters: dict[int, torch.Tensor]) -> bool:
     """Return whether it would reduce gradients of these parameters in the backward pass that begins."""
     if hasattr(each, "_allreduce_delay"):
         return any(delay <= 1 and id(p) in parameters for p, delay in each._allreduce_delay.items())
-    return getattr(each, "require_backward_grad_sync", True) and any(id(p) in parameters for p in each.parameters())
+    return getattr(each, "require_backward_grad_sync", True) and bool(_reduced(each) & parameters.keys())

@@ -307,7 +307,7 @@ class ScaledRounds:
             return False
         self._stage = _Stage.DONE
         self.steps.end_batch()
-        self._noise.forget()
+        self._noise.undo()
         self._leaves.end_batch(last=True)
         return True
 

@@ -128,11 +128,11 @@ class RoundSimulation:
         self.data = data
         self.learner = learner
         self.observer = observer
-        if data is not None:
-            data.end = EpochEnd.of(policy)
         n = self.machines.count
         self.mixing = mixing_on(cluster, policy, self.options.sync)
         self.planner = Planner(policy, n, global_batch)
+        if data is not None:
+            data.end = EpochEnd.of(policy, self.planner.room)
         policy = self.policy = self.planner.policy
         self.planner.set_rounds_ahead(self.options.rounds_ahead)
         self.now_s = 0.0

@@ -210,7 +210,7 @@ def _mean_computing_s(machines: Replay, cluster: Cluster, factors: Floats, stay:
         speeds = 1.0 / (np.median(block, axis=0) * devices.slope_s * (1.0 + beta / equal.typical_size))
         # Each worker gets a sample at least, as in production: this is how a very slow one hurts.
         costs = AffineCosts(speeds, beta, equal.typical_size, 1, 1)
-        plan = costs.divided(equal, None, limits).within(limits)
+        plan = costs.divided(equal, limits).within(limits)
         total_s += float((block * devices.pieces(plan.shares, plan.batch_counts).work_s).max(axis=1).sum())
     return min(total_s / len(totals), sooner_s)
 

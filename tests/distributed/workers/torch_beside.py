@@ -594,7 +594,7 @@ class Augmented(Indexed):
 
 def by_what_is_drawn(policy: Callable[[], Policy], num_workers: int, resumes: int) -> dict[str, Any] | None:
     """Divide by costs that are drawn as samples are read, and compare with one process that reads none."""
-    late_tables._COSTS_S = 0.0
+    late_tables._SUM_CPU_S = 0.0
     case, rounds = Case("adamw", policy), 2 * -(-SAMPLES // GLOBAL_BATCH)
     net, (x, y) = made(case), data()
     model = DistributedDataParallel(net)

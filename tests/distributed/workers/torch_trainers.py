@@ -18,6 +18,7 @@ os.environ |= {"WORLD_SIZE": os.environ["HOROVOD_SIZE"], "MASTER_ADDR": "127.0.0
 import datasets  # noqa: E402
 import pytorch_lightning  # noqa: E402 - it looks at these variables
 import torch  # noqa: E402
+from peft import LoraConfig, get_peft_model  # noqa: E402
 from pool import serve  # noqa: E402
 from torch.nn import functional  # noqa: E402
 from torch_beside import Indexed, Shifting  # noqa: E402
@@ -47,6 +48,8 @@ def model_of(kind: str) -> Any:
     torch.manual_seed(3)
     if kind == "tokens":
         return LlamaForCausalLM(LlamaConfig(**SHAPE)).double()
+    if kind == "adapter":
+        return get_peft_model(LlamaForCausalLM(LlamaConfig(**SHAPE)), LoraConfig(task_type="CAUSAL_LM", r=2)).double()
     return BertForSequenceClassification(
         BertConfig(**SHAPE, num_labels=3, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     ).double()
@@ -58,7 +61,7 @@ def batch_of(kind: str, indices: list[int]) -> dict[str, torch.Tensor]:
     words, labels = torch.zeros(len(indices), max(lengths), dtype=torch.long), torch.tensor([i % 3 for i in indices])
     for row, i, length in zip(words, indices, lengths, strict=True):
         row[:length] = torch.randint(1, 23, (length,), generator=torch.Generator().manual_seed(i))
-    if kind == "tokens":
+    if kind != "samples":
         labels = words.masked_fill(words == 0, -100)
         labels[[i % 4 == 0 for i in indices], :4] = -100
     return {"input_ids": words, "attention_mask": (words > 0).long(), "labels": labels}
@@ -297,22 +300,23 @@ def by_hand(rounds: list[list[int]]) -> torch.Tensor:
 
 
 def lightning(micro_batches: int) -> dict[str, Any]:
-    whole, seen = Module(), []
-    fitted(whole, seen, micro_batches, max_epochs=3)
+    whole, seen, policy = Module(), [], Shifting([4, 3])
+    fitted(whole, seen, micro_batches, policy=policy, max_epochs=3)
     rounds, splits = together(seen, micro_batches)
     path = os.path.join(os.environ[RUN_DIR], f"lightning{micro_batches}")
     first, second = Module(), Module()
     former: list[Any] = []
     save = pytorch_lightning.callbacks.ModelCheckpoint(path, every_n_train_steps=6, save_top_k=-1, filename="{step}")
-    fitted(first, former, micro_batches, save, max_steps=6)
+    fitted(first, former, micro_batches, save, policy=policy, max_steps=6)
     torch.distributed.barrier()
     latter: list[Any] = []
-    fitted(second, latter, micro_batches, max_epochs=3, resume=os.path.join(path, "step=6.ckpt"))
+    fitted(second, latter, micro_batches, policy=policy, max_epochs=3, resume=os.path.join(path, "step=6.ckpt"))
     both = together(former, micro_batches)[0] + together(latter, micro_batches)[0]
     own = [float(loss_of(Module().net, seen[0]))]
     return {
         "difference": float((flat(whole) - by_hand(rounds)).abs().max()),
         "splits": splits,
+        "largest": hvd.allgather_object(max(map(len, seen)), name="largest"),
         "once": each_once(rounds, 3),
         "logs its own loss": whole.losses[:1] == own,
         "resumed: apart": float((flat(second) - flat(whole)).abs().max()),
@@ -394,6 +398,7 @@ def cases() -> dict[str, Callable[[], Any]]:
         "costs, group_by_length": lambda: by_cost(3, train_sampling_strategy="group_by_length"),
         "costs, cost_of": lambda: by_cost(1, cost_of=[length_of(i) for i in range(SAMPLES)]),
         "tokens, k = 1": lambda: trained("tokens", 1),
+        "adapter, k = 2": lambda: trained("adapter", 2, balance=LoadBalance(Shifting([5, 4]), global_batch=BATCH)),
         "samples, k = 3": lambda: trained("samples", 3),
         "resumed": lambda: resumed(3),
         "stream, whole": lambda: streamed("whole", 2),

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles import EndingLists, SharedList
 
+from hvd_hetero.bounds import Room
 from hvd_hetero.columns import COLUMNS
 from hvd_hetero.data.cutter import Cutter, Parts
 from hvd_hetero.data.permutation import SharedPermutation
@@ -37,7 +38,7 @@ class Plans:
     def __init__(self, rank, workers, rounds_ahead, seed):
         self.rank, self.workers, self.rounds_ahead, self._seed = rank, workers, rounds_ahead, seed
         self.rounds = 0
-        self.policy = SimpleNamespace(**shares_of(seed))
+        self.policy, self.room = SimpleNamespace(**shares_of(seed)), Room()
 
     def plan(self, ahead=0):
         assert 0 <= ahead <= self.rounds_ahead, "no plan is known further ahead"

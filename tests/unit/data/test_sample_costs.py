@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hvd_hetero.bounds import Room
 from hvd_hetero.data.permutation import SharedPermutation
 from hvd_hetero.data.sample_costs import SampleCosts
+from hvd_hetero.data.sample_order import EpochEnd
 from hvd_hetero.data.stream_orders import SharedStream
 from hvd_hetero.measurement.cost_fit import CostMeter
 from hvd_hetero.policies import LBBSP, NonBlocking
@@ -42,7 +42,7 @@ def test_each_sample_goes_to_exactly_one_rank_exactly_once(workers, samples, in_
     each = orders(workers, lengths_of(samples, seed), stream=stream, largest=largest)
     visited, rounds = [], 0
     for order in each:
-        order.end = replace(order.end, in_step=in_step, joins=True)
+        order.end = EpochEnd(joins=True, room=Room(least=in_step))
     while each[0].holds(max(workers * in_step, 1)):
         cuts = np.sort(np.random.default_rng([seed, rounds]).choice(total - 1, workers - 1, replace=False)) + 1
         plan = RoundPlan.of(np.diff(cuts, prepend=0, append=total))

@@ -34,7 +34,7 @@ def test_the_split_is_the_best_of_all(seed):
     paces, fixed = rng.uniform(0.3, 3.0, n), rng.choice([0.0, 3.0, 30.0], n) * rng.uniform(0.5, 1.5, n)
     found = costs(paces, fixed)
     equal = RoundPlan.of(np.full(n, total // n) + (np.arange(n) < total % n))
-    split = found.divided(equal, None)
+    split = found.divided(equal)
     splits = (x for x in itertools.product(range(1, total), repeat=n) if sum(x) == total)
     best = min(float(((np.array(x) + fixed) / paces).max()) for x in splits)
     assert float(((np.array(split.samples) + fixed) / paces).max()) == pytest.approx(best)
@@ -56,8 +56,8 @@ def test_ranks_that_cannot_divide_what_they_hold_keep_it(minimum, step):
     """Of a resumed plan with another minimum or multiple, where a rank does not know its speed."""
     found = AffineCosts(np.array([1.0, 3.0, math.nan]), np.zeros(3), SIZE, minimum, step)
     plan = RoundPlan((10, 5, 85), (1, 1, 1))
-    assert found.divided(plan, None) is plan
-    assert costs([1.0, 3.0], [0.0, 0.0]).divided(RoundPlan((10, 6), (1, 1)), None).samples == (4, 12)
+    assert found.divided(plan) is plan
+    assert costs([1.0, 3.0], [0.0, 0.0]).divided(RoundPlan((10, 6), (1, 1))).samples == (4, 12)
 
 
 def simulated(slopes, fixed, passing=(), rounds=200, noise=0.02, total=128, seed=0):
@@ -116,7 +116,7 @@ def test_the_best_integers_count_as_the_best_split(total, speeds, step):
     policy = LBBSP(multiple_of=step)
     plan = policy.first(len(speeds), total)
     costs_now = AffineCosts(np.array(speeds), np.zeros(len(speeds)), plan.typical_size, step, step)
-    best = costs_now.divided(plan, None)
+    best = costs_now.divided(plan)
     assert costs_now.near_best(best, 0.0)
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from tables import table
 
+from hvd_hetero.planner import Planner
 from hvd_hetero.policies import BSP, LBBSP, Policy, StaticAllocation, resolve_policy
 from hvd_hetero.rounds import FinishedRound, RoundPlan
 
@@ -32,7 +33,7 @@ def test_bsp_gives_equal_shares_whatever_was_measured():
 
 
 def test_bsp_cuts_shares_for_the_memory():
-    assert BSP(max_micro_batch=10).first(2, 50).micro_batches == (3, 3)
+    assert Planner(BSP(max_micro_batch=10), 2, 50).plan().micro_batches == (3, 3)
 
 
 def test_static_allocation_does_its_weights_in_micro_batches_of_one_size():

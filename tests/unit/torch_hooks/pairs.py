@@ -43,6 +43,7 @@ from tests.support.covering import covering
 from torch_hooks import BalancedLoader, DistributedOptimizer, GradScaler, LoadBalance, SyncBatchNorm
 
 SAMPLES, BATCH, ROUNDS, UNFREEZES, LEAVES, TIMEOUT_S = 64, 12, 9, 3, 4, 60.0
+FITS, FAILS = 2, 2  # samples that rank 1 holds, and the round from which on it holds no more
 REFUSED_SHARE = 0.1  # of the random cases with options that are refused together: half of all would be
 
 EARLY = ["non-blocking", "lb-non-blocking"]  # the first rank to be done ends a round
@@ -56,6 +57,7 @@ OPTIONS: dict[str, list[Any]] = {
     "max_micro_batch": [None, 3, "of each rank", "of the device"],
     "micro_batches": [None, 2],
     "memory": [None, "learned"],
+    "out_of_memory": [None, "in forward"],
     "weight_of": [False, True, "in scale()"],
     "scales": [False, True],
     "cost_of": [None, *COSTS],
@@ -139,6 +141,17 @@ REFUSED = [
     ),
     *(
         Refusal(
+            {"out_of_memory": "in forward"} | options, "`surviving_out_of_memory()`", said, remedy,
+            ("out", "memory", word),
+        )
+        for options, said, remedy, word in (
+            ({"norm": "sync"}, "`SyncBatchNorm`", "set `max_micro_batch`, or use `GroupNorm`", "SyncBatchNorm"),
+            ({"models": 2, "reducer": "own"}, "`balance.also()`", "set `max_micro_batch`", "several optimizers"),
+            ({"weight_of": "in scale()", "scales": True}, "`scale(weight=…)`", "use `weight_of`", "scale()"),
+        )
+    ),
+    *(
+        Refusal(
             {"policy": policy, "models": 2}, f'`"{policy}"`', "`balance.also()`", 'use `"lb-bsp"` or `"bsp"`',
             (policy, "also() needs"),
         )
@@ -188,6 +201,8 @@ def without_meaning(case: dict[str, Any]) -> bool:
     return (
         (get("scales") is False and (get("reducer") in ("mean", "sum") or get("weight_of") == "in scale()"))
         or (get("policy") == "elastic-bsp" and get("weight_of") == "in scale()")  # refused in rounds of several
+        or (get("memory") and get("weight_of") == "in scale()" and get("reducer") == "own")  # refused when memory ends
+        or (get("leaves") == "in a round" and get("out_of_memory"))  # a rank that does parts leaves apart
         or (get("leaves") == "in a round" and get("norm"))  # whose statistics have seen the batch that was left
         or (
             get("leaves") == "in a round"  # ranks of unequally many micro-batches leave apart
@@ -432,6 +447,9 @@ def train(case: dict[str, Any]) -> tuple[list[list[tuple[int, list[int]]]], list
                     model.train()
         if case["clears"] == "before" and (own or begins):
             clear()
+        if case["out_of_memory"] and balance._session.wire.rank == 1 and len(index) > FITS and balance.rounds >= FAILS:
+            sum(loss_of(model, x[index], y[index]).sum() for model in job.models)  # buffers have changed by then
+            raise torch.OutOfMemoryError("CUDA out of memory (a test)")
         seen[balance.rounds].append((job.loader.epoch_at_hand, index.tolist()))
         bounds = BOUNDS.get(case["max_micro_batch"], BATCH)
         bound = bounds[balance._session.wire.rank] if isinstance(bounds, list) else 3 if bounds != BATCH else BATCH
@@ -472,7 +490,11 @@ def train(case: dict[str, Any]) -> tuple[list[list[tuple[int, list[int]]]], list
         halfway = case["leaves"] in ("stop_at", "resume") and job.balance.rounds < LEAVES
         job.loader.stop_at = LEAVES if halfway else ROUNDS
         for index in job.loader:
-            body(index)
+            if case["out_of_memory"]:
+                with job.balance.surviving_out_of_memory():
+                    body(index)
+            else:
+                body(index)
             if case["leaves"] == "break" and not left and job.balance.round_complete:
                 left = True
                 break
