@@ -29,6 +29,7 @@ from hvd_hetero.rounds import RoundPlan, RoundTable
 Floats = npt.NDArray[np.float64]
 
 _SCATTER_LIMIT = 1.0  # of σ: beyond, a forecast says nothing
+_DOUBT_PER_SCATTER = 2.0 / 3.0  # two standard errors of a forecast, each a third of what rounds scatter
 # However much rounds scatter, a split is left for one that takes less than half as long. Arbitrary.
 _TRUSTED_PART_FLOOR = 0.5
 _TRUSTED_BEYOND_SIZES = 4.0 / 3.0  # times the sizes measured: beyond them a line is not known to hold
@@ -73,8 +74,7 @@ class Evidence(Kept):
     def trusted_part(self, fixed: Floats) -> Floats:
         """Return the share of each rank's time that is beyond doubt."""
         amplified = 0.5 + 0.5 * fixed / (fixed + self._typical_size)
-        # Two standard errors of a forecast, each a third of what rounds scatter.
-        trusted_part: Floats = np.maximum(1.0 - 2.0 / 3.0 * amplified * self._scatter, _TRUSTED_PART_FLOOR)
+        trusted_part: Floats = np.maximum(1.0 - _DOUBT_PER_SCATTER * amplified * self._scatter, _TRUSTED_PART_FLOOR)
         return trusted_part
 
     def allowed_part(self, plan: RoundPlan, wanted: RoundPlan) -> float:
