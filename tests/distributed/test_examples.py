@@ -127,6 +127,18 @@ def test_under_other_peoples_trainers_and_models_it_learns_and_gives_a_slow_rank
     assert sum(told[-1][1:]) == samples
 
 
+@pytest.mark.parametrize("how", [[], ["--trainer"]], ids=["DDP", "Trainer"])
+def test_the_example_of_a_stream_goes_on_with_other_processes_and_gives_a_slow_rank_less(launch, tmp_path, how):
+    how = [*how, "--save", tmp_path / "run"]
+    told = [
+        learnt(launch, "torch_stream.py", "torch", *how, "--rounds", rounds, "--workers", workers)
+        for rounds, workers in ((40, 0), (120, 1))
+    ]
+    (first,), (second,) = told
+    assert 0.3 < first[0] < second[0], "the second did not begin anew"
+    assert second[0] > 0.9
+
+
 def learnt(launch, example, framework, *arguments):
     """Accuracy and batches of each epoch, the second rank of two being slow: its batches are smaller."""
     starter = torchrun(2)

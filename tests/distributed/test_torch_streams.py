@@ -1,4 +1,4 @@
-"""A stream that is killed in the middle, and goes on with fewer ranks and more processes: every sample once, exactly."""
+"""A stream that is killed in the middle, and goes on with other ranks and processes: every sample once, exactly."""
 
 from __future__ import annotations
 

@@ -67,7 +67,10 @@ class Turns(IterableDataset[Any]):
             for i in range(first, first + step * -(-len(states) // step), step):
                 lane = lanes.get(i) if i >= begin else None
                 turn = iter(()) if lane is None else lane.turn()
-                yield (i, turn, lane) if worker is None else _packed(i, turn, lane)
+                if worker is None:
+                    yield i, turn, lane
+                else:  # as bytes: tensors from another process would each hold a file open until they are used
+                    yield pickle.dumps((i, [*turn], lane and lane.state_dict()), pickle.HIGHEST_PROTOCOL)
             begin = self._state["next"] if begin < 0 else 0
 
     def _opened(self, shard: int) -> Any:
@@ -149,7 +152,7 @@ def read(dataset: IterableDataset[Any], epoch: int, state: State, options: Mappi
         )
     turns, lanes, opened = Turns(dataset, epoch, state), list(state["lanes"]), 0
     options = {**options, "num_workers": min(workers, len(lanes))}
-    for turn in DataLoader(turns, batch_size=None, collate_fn=_as_is, **options) if workers else turns:
+    for turn in DataLoader(turns, batch_size=None, **options) if workers else turns:
         i, samples, lane = pickle.loads(turn) if workers else turn
         if lane is None:
             continue
@@ -182,14 +185,3 @@ def _copy(dataset: Any) -> Any:
             f"a dataset with state_dict() is read from a copy, and {type(dataset).__name__} cannot be copied "
             f"({type(error).__name__}: {error}); give it __deepcopy__, or num_workers=1"
         ) from error
-
-
-def _packed(i: int, samples: Iterator[Any], lane: _Lane | None) -> bytes:
-    """Return a turn as bytes."""
-    # Tensors from another process would each hold a file open until they are used.
-    turn = list(samples)
-    return pickle.dumps((i, turn, None if lane is None else lane.state_dict()), pickle.HIGHEST_PROTOCOL)
-
-
-def _as_is(turn: Any) -> Any:
-    return turn

@@ -8,11 +8,11 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import datasets
 import torch
-from ranks import hvd
 from torch.nn.parallel import DistributedDataParallel
 
 from torch_hooks import BalancedLoader, LoadBalance, SavedTraining
@@ -21,13 +21,16 @@ LENGTHS = [700, 1, 0, 150, 90, 400, 33, 64, 210, 500, 128, 300, 77, 347]
 SAMPLES, GLOBAL_BATCH, SAVES_EVERY = sum(LENGTHS), 24, 5
 
 
-def shards(ranges: list[tuple[int, int]], log: str) -> Iterator[dict[str, int]]:
-    """Yield the indices of shards, and write down which were read."""
+def shards(ranges: list[tuple[int, int]]) -> Iterator[dict[str, int]]:
+    for begin, end in ranges:
+        yield from ({"index": i} for i in range(begin, end))
+
+
+def noted(sample: dict[str, int], log: str) -> dict[str, int]:
+    """Return a sample, and write down that it was read: what a generator yields again, datasets itself passes over."""
     with open(f"{log}-{os.getpid()}", "a") as read:
-        for begin, end in ranges:
-            for i in range(begin, end):
-                print(i, file=read, flush=True)
-                yield {"index": i}
+        print(sample["index"], file=read)
+    return sample
 
 
 def inputs(indices: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -51,12 +54,14 @@ def optimizer_of(model: torch.nn.Module) -> torch.optim.Optimizer:
 
 
 def main(path: Path, attempt: str, killed_at: int, num_workers: int) -> None:
+    from ranks import hvd  # not for the test, which imports this module for its model
+
     torch.set_num_threads(1)
     hvd.init()
     rank = hvd.rank()
     ends = [sum(LENGTHS[:n]) for n in range(len(LENGTHS) + 1)]
-    given = {"ranges": list(zip(ends, ends[1:], strict=False)), "log": f"{path}/read {attempt}"}
-    stream = datasets.IterableDataset.from_generator(shards, gen_kwargs=given)
+    stream = datasets.IterableDataset.from_generator(shards, gen_kwargs={"ranges": list(pairwise(ends))})
+    stream = stream.map(noted, fn_kwargs={"log": f"{path}/read {attempt}"})
     model = DistributedDataParallel(model_of())
     optimizer = optimizer_of(model)
     balance = LoadBalance("lb-bsp", global_batch=GLOBAL_BATCH)

@@ -202,12 +202,22 @@ def test_a_sync_that_fails_half_way_leaves_the_own_commit_whole(monkeypatch):
 
 
 class Stream(IterableDataset):
+    num_shards = 2
+
+    def __init__(self, indices=range(SAMPLES)):
+        self.indices = indices
+
+    def shard(self, num_shards, index):
+        return Stream(self.indices[index::num_shards])
+
     def __iter__(self):
-        return iter([DATA[i] for i in range(SAMPLES)])
+        return iter([DATA[i] for i in self.indices])
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"dataset": Stream(), "stream": "whole", "shuffle": False}], ids=["", "stream"]
+    "options",
+    [{}, *({"dataset": Stream(), "stream": stream, "shuffle": False} for stream in ("whole", "shard"))],
+    ids=["", "stream", "shards"],
 )
 @pytest.mark.parametrize(("then", "epoch"), [(3 * BATCH, 0), (2, 0), (2, 1)])
 def test_an_epoch_is_over_by_the_batch_that_it_was_trained_with(then, epoch, options):

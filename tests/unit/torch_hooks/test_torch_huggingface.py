@@ -13,7 +13,7 @@ from jobs_on_threads import Job, X, Y  # noqa: E402
 from torch.utils.data import IterableDataset, get_worker_info  # noqa: E402
 
 from hvd_hetero.data.reading import Reader  # noqa: E402
-from hvd_hetero.policies import StaticAllocation  # noqa: E402
+from hvd_hetero.policies import ElasticBSP, NonBlocking, StaticAllocation  # noqa: E402
 from hvd_hetero.testing import ThreadRankError, run_on_threads  # noqa: E402
 from torch_hooks.data.turns import lanes_of, read  # noqa: E402
 from torch_hooks.wires.choice import wire_here  # noqa: E402
@@ -129,13 +129,13 @@ def test_a_worker_s_own_function_finds_the_user_s_dataset():
     assert run_on_threads(case, 1) == [list(range(100))]
 
 
-def job(data, **options):
+def job(data, policy=None, **options):
     def collate(samples):
         index = [sum(LENGTHS[: each["shard"]]) + each["i"] for each in samples]
         return X[torch.tensor(index) % len(X)], Y[torch.tensor(index) % len(X)], index
 
     ranks = wire_here().size
-    return Job(StaticAllocation([3, 1, 2][:ranks]), data=data, batch=24, collate_fn=collate, **options)
+    return Job(policy or StaticAllocation([3, 1, 2][:ranks]), data=data, batch=24, collate_fn=collate, **options)
 
 
 def trained(made, rounds=None):
@@ -203,6 +203,18 @@ def test_shards_are_handed_out_again_to_other_ranks_and_processes(ranks, workers
     assert all(json.dumps(each) == json.dumps(first[0][1]) for _, each in first)
     done = [i for seen, _ in first for i in seen] + [i for seen in run_on_threads(after, ranks) for i in seen]
     assert sorted(done) == list(range(len(SAMPLES)))
+
+
+@pytest.mark.parametrize(
+    ("policy", "sync"),
+    [(lambda: NonBlocking(2), "allreduce"), (lambda: NonBlocking(2), "d-psgd"), (ElasticBSP, "allreduce")],
+    ids=["early", "early, d-psgd", "elastic"],
+)
+def test_shards_go_with_rounds_of_any_kind(policy, sync):
+    def case(rank):
+        return trained(job(stream(), policy(), stream="shard", balance={"sync": sync}))
+
+    assert sorted(i for part in run_on_threads(case, 3) for i in part) == list(range(len(SAMPLES)))
 
 
 def test_a_dataset_that_was_split_by_node_is_not_split_again():
