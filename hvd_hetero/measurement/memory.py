@@ -24,9 +24,9 @@ HEADROOM = 0.1
 """How far a limit stays below what failed: what fits once may not fit in fragmented memory (arbitrary)."""
 USABLE_SHARE = 1.0 - HEADROOM
 
-GROWTH = 1.25
-_SIZES = 16
-_LOOKS = 16  # a known size is measured again after as many micro-batches: a reading takes a tenth of a millisecond
+GROWTH = 1.25  # of the largest size so far: a line that bends upwards is seen before memory ends (arbitrary)
+_SIZES_KEPT = 16  # for the line; the oldest is dropped (arbitrary)
+_MICRO_BATCHES_PER_READING = 16  # of a known size: a reading takes a tenth of a millisecond
 _MIB = 2.0**20
 
 
@@ -107,7 +107,7 @@ class MemoryMeter(Kept):
         if self.gauge is None or size < 1.0:
             return
         self._unmeasured += 1
-        if not self._warm or round(size) not in self._peaks or self._unmeasured >= _LOOKS:
+        if not self._warm or round(size) not in self._peaks or self._unmeasured >= _MICRO_BATCHES_PER_READING:
             self._measures, self._unmeasured = round(size), 0
             self.gauge.reset()
 
@@ -136,7 +136,7 @@ class MemoryMeter(Kept):
 
     def _learn(self, available: float) -> None:
         largest = max(self._peaks)
-        while len(self._peaks) > _SIZES:
+        while len(self._peaks) > _SIZES_KEPT:
             del self._peaks[next(size for size in self._peaks if size != largest)]
         self.peak = self._peaks[largest]
         if not self._warm:

@@ -29,10 +29,6 @@ from hvd_hetero.rounds import RoundPlan
 
 Floats = npt.NDArray[np.float64]
 
-_SEARCHES = (
-    4  # times, where other shares make other numbers of micro-batches; once: rounds 5 % longer where memory bounds most
-)
-
 
 class AffineCosts:
     """The ranks' own figures: ``speeds`` in micro-batches of the typical size, and ``fixed``, their β."""
@@ -96,7 +92,7 @@ class AffineCosts:
 
     def _found_level(self, total: int, overheads: Floats) -> tuple[float, float]:
         rates, least = self._rates, self._minimum
-        level_s = (total + _sum(overheads)) / self._pace
+        level_s = (total + _sum(overheads)) / self._rate_of_all
         free = rates * level_s - overheads >= least
         if free.all():
             return level_s, 0.0
@@ -120,7 +116,9 @@ class AffineCosts:
         if len(rates) < 2 or total < self._minimum * len(rates) or total % self._step:  # of another minimum or multiple
             return plan
         found, best, upper = plan, plan, np.full(len(held), plan.total)
-        for _ in range(_SEARCHES):
+        # Other shares make other numbers of micro-batches. Four searches are arbitrary; with one, rounds were 5 %
+        # longer where memory bounds most ranks.
+        for _ in range(4):
             overheads = self._overheads(found)
             shares = held.copy()
             shares[known] = self._best(total, rates, overheads[known], upper[known])
@@ -158,8 +156,8 @@ class AffineCosts:
         return proportional(shares, begin.total, minimum=self._minimum, multiple_of=self._step)
 
     @cached_property
-    def _pace(self) -> float:
-        """The sum of u."""
+    def _rate_of_all(self) -> float:
+        """The sum of all ranks' rates, u."""
         return _sum(self._rates)
 
     @cached_property
