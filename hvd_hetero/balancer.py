@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from hvd_hetero.bounds import NO_BOUND
+from hvd_hetero.bounds import NO_BOUND, bounds_array
 from hvd_hetero.checks import require_version
 from hvd_hetero.communication.wire import Signals
 from hvd_hetero.consistency import Agreement, require_finite
@@ -148,7 +148,7 @@ class Balancer:
 
     def bound(self, bounds: Sequence[int]) -> None:
         """Bound each rank's micro-batches, in samples; before the first round, with the same bounds on all ranks."""
-        self.planner.bound(bounds)
+        self.planner.room.said = bounds_array(bounds, self.workers)
         self._use_bound()
 
     def _use_bound(self) -> None:

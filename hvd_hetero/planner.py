@@ -101,12 +101,6 @@ class Planner(Kept):
         """How many ranks there are."""
         return self._begins.workers
 
-    def bound(self, bounds: Sequence[int]) -> None:
-        """Let each rank's micro-batches hold at most so many samples; before the first round."""
-        self.room.said = bounds_array(bounds, self.workers)
-        if (self.room.said < NO_BOUND).any():
-            self.policy.max_micro_batch = tuple(bounds)  # type: ignore[attr-defined]
-
     def require_equal_counts(self, micro_batches: int, *, exactly: bool = True) -> None:
         """Plan equally many micro-batches on all ranks, at least so many or ``exactly``; they bound the shares."""
         self.room.least, self.room.exactly = micro_batches, exactly
