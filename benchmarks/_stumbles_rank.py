@@ -28,9 +28,11 @@ class Training:
     within: a sleep is shorter by the median of the excess of the last few, or each would cost 2 ms more.
     """
 
-    def __init__(self, policy: str, factor: float, sample_s: float, fixed_s: float, seed: int) -> None:
+    def __init__(
+        self, policy: str, factor: float, sample_s: float, fixed_s: float, seed: int, samples: int = SAMPLES
+    ) -> None:
         generator = torch.Generator().manual_seed(seed)
-        self.x = torch.randn(SAMPLES, FEATURES, generator=generator, dtype=torch.float64)
+        self.x = torch.randn(samples, FEATURES, generator=generator, dtype=torch.float64)
         self.y = torch.sin(self.x.sum(1, keepdim=True))
         self.model = torch.nn.Linear(FEATURES, 1, dtype=torch.float64)
         self.balance = LoadBalance(policy, global_batch=PER_RANK * hvd.size())
@@ -45,7 +47,7 @@ class Training:
         self._besides: deque[float] = deque([0.0], maxlen=REMEMBERED)
         self._factor, self._sample_s, self._fixed_s = factor, sample_s, fixed_s
         self._chance = np.random.Generator(np.random.PCG64([seed, hvd.rank()]))
-        self._loader = BalancedLoader(range(SAMPLES), self.balance, shuffle=True, seed=0)
+        self._loader = BalancedLoader(range(samples), self.balance, shuffle=True, seed=0)
         sgd = torch.optim.SGD(self.model.parameters(), lr=RATE)
         self._optimizer = DistributedOptimizer(sgd, self.balance, self.model.named_parameters())
 
@@ -59,8 +61,7 @@ class Training:
             self.seen += [[] for _ in range(done + 1 - len(self.seen))]  # in some this rank may have had nothing
             self.seen[done] += index.tolist()
             self._optimizer.zero_grad()
-            stumble = self._chance.uniform(1.0, MOST) if self._chance.random() < STUMBLES else 1.0
-            declared_s = self._factor * stumble * (self._sample_s * len(index) + self._fixed_s)
+            declared_s = self._factor * self._stumble() * (self._sample_s * len(index) + self._fixed_s)
             sleep_s = max(declared_s - statistics.median(self._besides), 0.0)
             time.sleep(sleep_s)
             functional.mse_loss(self.model(self.x[index]), self.y[index]).backward()
@@ -72,6 +73,10 @@ class Training:
             self.micro_batches += 1
             if self.balance.rounds > done:
                 self.ending_s += time.perf_counter() - computed
+
+    def _stumble(self) -> float:
+        """Return how many times as long the next micro-batch takes."""
+        return self._chance.uniform(1.0, MOST) if self._chance.random() < STUMBLES else 1.0
 
     def turn(self, rounds: int) -> float:
         """Train so many rounds and return samples per second."""
@@ -123,7 +128,7 @@ class Training:
         of_epoch: dict[int, list[int]] = {}
         for finished, index in zip(self.finished, rounds, strict=True):
             of_epoch.setdefault(finished.epoch, []).extend(index)
-        whole = [sorted(visited) == list(range(SAMPLES)) for _, visited in sorted(of_epoch.items())[:-1]]
+        whole = [sorted(visited) == list(range(len(self.x))) for _, visited in sorted(of_epoch.items())[:-1]]
         return {
             "difference": float((self._flat() - expected).abs().max() / expected.abs().max()),
             "epochs": len(whole),
