@@ -50,6 +50,7 @@ from hvd_hetero.policies.policy import Policy
 from hvd_hetero.rounds import LENGTHS, FinishedRound, MicroBatch, RoundPlan, RoundReport, RoundTable
 
 if TYPE_CHECKING:
+    from hvd_hetero.data.ledger import Ledger
     from hvd_hetero.policies.goodput import Goodput
 
 logger = logging.getLogger(__name__)
@@ -122,6 +123,8 @@ class Balancer:
         self.signals: Signals | None = None
         """The channel that ends rounds early, for policies whose rounds end when the first rank is done."""
         self.observer = observer
+        self.ledger: Ledger | None = None
+        """The ledger of what all ranks do, if one is kept."""
         self.next_round_over: Callable[[], None] | None = None
         """A function to call once, when the next round is agreed."""
         self.agreement = Agreement()

@@ -13,6 +13,7 @@ from hvd_hetero.balancer import Balancer
 from hvd_hetero.bounds import require_same_bounds
 from hvd_hetero.checks import integer
 from hvd_hetero.communication.wire import SignalsOfThreads, Wire
+from hvd_hetero.data.ledger import Ledger
 from hvd_hetero.measurement.hindrances import HindranceMeter
 from hvd_hetero.measurement.readings import ResourceMeter
 from hvd_hetero.measurement.speed_meter import SpeedMeter
@@ -107,14 +108,23 @@ class Session:
 
             if not isinstance(telemetry, Telemetry):
                 telemetry = Telemetry(telemetry)  # on every rank, so that an error in it ends them all
+            if telemetry.ledger:
+                if mixing is not None or self.policy.updates_locally or self.policy.shrinks_early_steps:
+                    raise ValueError(
+                        "Telemetry(ledger=True) is for updates by the mean gradient of a round, which averaged "
+                        "parameters (sync='d-psgd' or 'matcha', local updates) and scaling='n/N' have not; leave it out"
+                    )
+                self.balancer.ledger = Ledger(rank)
             if rank == 0:
-                self._recorder = TelemetryWriter(
+                self._recorder = writer = TelemetryWriter(
                     telemetry,
                     policy=self.policy.name,
                     workers=workers,
                     global_batch=self.balancer.planner.global_batch,
                     goes_on=self.resumes,
                 )
+                if self.balancer.ledger is not None:
+                    self.balancer.ledger.write = writer.file.write_ledger
                 self._record()
         if progress and rank == 0:
             from hvd_hetero.telemetry.live import LiveView

@@ -215,6 +215,11 @@ class LoadBalance(LoadBalanceBase):
                 f"policy {self.policy.name!r} gives a rank several micro-batches in a round, and only a "
                 "BalancedLoader can hand them out; use one, or policy='bsp' or 'lb-bsp'"
             )
+        if self._session.balancer.ledger is not None:
+            raise ValueError(
+                "Telemetry(ledger=True) names samples by their index, which batch() does not know; use a "
+                "BalancedLoader, or leave ledger out"
+            )
         if self.policy.needs_epochs:
             raise ValueError(
                 f"policy {self.policy.name!r} adapts at the end of an epoch, and batch() has no epochs; give the "

@@ -184,7 +184,8 @@ class BalancedLoader:
             )  # fmt: skip
         elif max_micro_batch_cost is not None:
             raise ValueError(NO_COSTS)
-        self._cutter = Cutter(order, session.balancer.planner, session.balancer.rank, drop_last=drop_last)
+        balancer = session.balancer
+        self._cutter = Cutter(order, balancer.planner, balancer.rank, drop_last=drop_last, ledger=balancer.ledger)
         if self._asks_in_step:
             self._keep_in_step(self._in_step)  # it decides how many rounds there are
         self._compared = False

@@ -167,6 +167,8 @@ class TorchSession(Session):
     def begin(self, work: MicroBatch, input_s: float = 0.0, *, memory_in_use: bool = False, held: bool = False) -> None:
         """Begin a micro-batch; ``memory_in_use``: right after one that did not fit; ``held``: other parts follow."""
         self.shortage.begins(memory_in_use=memory_in_use)
+        if self.balancer.ledger is not None:
+            torch.manual_seed(self.balancer.ledger.seed(self.balancer.rounds))
         if self.beside is not None:
             self.beside.begin(work, input_s, held=held)
             return
@@ -175,6 +177,16 @@ class TorchSession(Session):
         self.optimizer._begin_micro_batch()
         for other in self._others:
             other.begin(work)
+
+    def announce(self, weight: float) -> None:
+        """Tell the other ranks what this one's part of a round counts, beside a reducer."""
+        if self.balancer.ledger is not None:
+            raise ValueError(
+                "Telemetry(ledger=True) beside a reducer of your own counts samples, and weight_of and weight of "
+                "scale() count something else; leave ledger out, or use a DistributedOptimizer"
+            )
+        assert self.beside is not None, "else weights travel with the gradients"
+        self.beside.loss_factors.announce(weight)
 
     def weigh(self, loss: torch.Tensor, weight: Any) -> None:
         """Set what the current batch's mean loss is over, such as its number of tokens, in place of its samples."""
@@ -208,7 +220,7 @@ class TorchSession(Session):
                 "loader weight_of=… instead"
             )
         if self.beside is not None:
-            self.beside.loss_factors.announce(number)
+            self.announce(number)
         for each in (self, *self._others):
             each.balancer.weigh(number)
 

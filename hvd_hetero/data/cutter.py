@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from hvd_hetero.data.ledger import Ledger
+from hvd_hetero.data.permutation import SharedPermutation
 from hvd_hetero.data.sample_order import Cut, EpochEnd, Part, SampleOrder
 from hvd_hetero.rounds import MicroBatch, RoundTable, SampleFigures
 
@@ -23,8 +25,16 @@ if TYPE_CHECKING:
 class Cutter:
     """One rank's rounds. ``drop_last`` leaves out a last one of fewer samples than are planned for it."""
 
-    def __init__(self, order: SampleOrder, plans: Planner, rank: int, *, drop_last: bool = False) -> None:
+    def __init__(
+        self, order: SampleOrder, plans: Planner, rank: int, *, drop_last: bool = False, ledger: Ledger | None = None
+    ) -> None:
+        if ledger is not None and not isinstance(order, SharedPermutation):
+            raise ValueError(
+                "Telemetry(ledger=True) is for data with random access, since a replay asks for samples by their "
+                "index, and these data are a stream; leave ledger out, or give arrays, or a dataset with __getitem__"
+            )
         self.order = order
+        self._ledger = ledger
         self.epoch = 0
         """The epoch that begins next."""
         self._plans, self._rank = plans, rank
@@ -97,7 +107,10 @@ class Cutter:
         number = self._plans.rounds + self.ahead
         if self.order.costs is not None:
             self.order.costs.rule = self._plans.rule(self.ahead)
-        return replace(self.order.take(self._plans.plan(self.ahead), self._rank), round=number)
+        cut = replace(self.order.take(self._plans.plan(self.ahead), self._rank), round=number)
+        if self._ledger is not None and isinstance(self.order, SharedPermutation):
+            self._ledger.cut(number, self.order.shares, first=self.ahead == 1)
+        return cut
 
     def micro_batches(self) -> Iterator[tuple[MicroBatch, Part]]:
         """Cut round after round, and yield this rank's micro-batches with their samples, at least one of each round.
@@ -116,10 +129,14 @@ class Cutter:
     def finish(self, table: RoundTable) -> None:
         """Note what the ranks have done of the oldest round that is not finished."""
         self.order.finish(table.figures("samples"), table.figures("ended"))
+        if self._ledger is not None:
+            self._ledger.finish(table.figures("samples"), table.figures("weight"))
 
     def finish_as_planned(self) -> None:
         """Note that all ranks have done all of the oldest round that is not finished."""
         self.order.finish(())
+        if self._ledger is not None:
+            self._ledger.finish()
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the epoch stands after the last finished round, as plain data."""

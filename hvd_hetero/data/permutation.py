@@ -139,6 +139,11 @@ class SharedPermutation(SampleOrder):
         self._next += 1
         return self._cut(plan, rank, indices, fingerprint)
 
+    def shares(self) -> list[Cut]:
+        """Return what each rank has of the round that was taken last."""
+        taken = self._open[-1]
+        return [self._cut(taken.plan, rank, taken.indices, 0, again=True) for rank in range(taken.plan.workers)]
+
     def finish(self, done: Sequence[float], ended: Sequence[float] = ()) -> None:
         """Note what the oldest round in flight left undone; it comes back when it is due."""
         taken = self._open.popleft()

@@ -148,13 +148,16 @@ class SampleCosts:
         self._lengths[indices] = lengths
         self._require_fits(float(lengths.max()), f"index {indices[lengths.argmax()]}")
 
-    def share_out(self, plan: RoundPlan, rank: int, samples: Any, in_step: int = 0) -> SharedOut:
+    def share_out(
+        self, plan: RoundPlan, rank: int, samples: Any, in_step: int = 0, *, again: bool = False
+    ) -> SharedOut:
         """Return a rank's part of a round's samples.
 
-        ``in_step``: all ranks do equally many micro-batches, at least so many.
+        ``in_step``: all ranks do equally many micro-batches, at least so many. ``again``: of a round shared out before.
         """
         lengths = self._lengths_of(samples)
-        self._fit.add_round(SampleFigures.of(lengths))
+        if not again:
+            self._fit.add_round(SampleFigures.of(lengths))
         costs, padded = self._in_units(lengths)
         enough = len(lengths) // int(np.count_nonzero(plan.shares))
         if in_step and self._largest:

@@ -163,14 +163,14 @@ class SampleOrder(ABC):
         The table shows what each rank has done of its samples, and which ranks' data have ended.
         """
 
-    def _cut(self, plan: RoundPlan, rank: int, samples: Part, fingerprint: int) -> Cut:
-        """Return a rank's part of a round's samples, which are the same on all ranks."""
+    def _cut(self, plan: RoundPlan, rank: int, samples: Part, fingerprint: int, *, again: bool = False) -> Cut:
+        """Return a rank's part of a round's samples, alike on all ranks; ``again``: the round was cut before."""
         contents = self.contents(samples)
         if self.costs is None:
             begin = plan.start(rank)
             mine = samples[begin : begin + plan.samples[rank]]
             return Cut(plan, rank, mine, self.epoch, fingerprint, contents=contents)
-        shared = self.costs.share_out(plan, rank, samples, self.end.room.least)
+        shared = self.costs.share_out(plan, rank, samples, self.end.room.least, again=again)
         mine = [samples[place] for place in shared.places] if isinstance(samples, list) else samples[shared.places]
         fingerprint ^= shared.checksum
         return Cut(

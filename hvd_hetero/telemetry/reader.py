@@ -68,6 +68,8 @@ def read_lines(
                 break
             source = f"{named(path)}, line {at}"
             row = _object(line, source)
+            if "ledger" in row:  # a line of another kind (``ledger_reader``)
+                continue
             for name, kind in kinds.items():
                 if name not in row and name in optional:
                     columns[name].frombytes(bytes(8 if name in per_round else 8 * workers))

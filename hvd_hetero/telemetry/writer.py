@@ -32,10 +32,14 @@ class Telemetry:
         The file. An earlier one of this name is kept under another name.
     every
         Write every ``every``-th round. Others are not recorded.
+    ledger
+        Write which samples each rank does in each micro-batch, so that ``hvd-hetero replay`` can train again in one
+        process. In PyTorch this also seeds random numbers at each micro-batch.
     """
 
     path: str | os.PathLike[str]
     every: int = 1
+    ledger: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.path, str | os.PathLike) or not isinstance(os.fspath(self.path), str):
@@ -84,7 +88,12 @@ class RunFile:
                 self._begin("rounds begin again at an earlier one; those so far are")
             except OSError as error:
                 self._warn(error)
-        self._write(record)
+        self._write(_json(record))
+
+    def write_ledger(self, entry: dict[str, Any]) -> None:
+        """Write what the ranks have done in a round, before the round's own line."""
+        # Its own line, since a round's waits for the next round: a commit may keep a round whose line a crash takes.
+        self._write(_ENCODER.encode(entry))
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""
@@ -108,13 +117,13 @@ class RunFile:
                     kept = _keep_former(self._path) or kept  # a job that still writes to it goes on
         if kept:
             logger.warning("%s kept as %s", why, named(kept))
-        self._write(self._header)
+        self._write(_json(self._header))
 
-    def _write(self, line: dict[str, Any]) -> None:
+    def _write(self, line: str) -> None:
         if self._file is None:
             return
         try:
-            self._file.write(f"{_json(line)}\n")
+            self._file.write(f"{line}\n")
             self._file.flush()
         except OSError as error:
             self._warn(error)

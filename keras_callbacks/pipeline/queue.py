@@ -53,7 +53,7 @@ class RoundQueue:
         """True: an epoch ends by itself, and fit does not need its length."""
         self.weight_of = weight_of
         self.has_micro_batches = has_micro_batches
-        self._cutter = Cutter(order, balancer.planner, balancer.rank)
+        self._cutter = Cutter(order, balancer.planner, balancer.rank, ledger=balancer.ledger)
         self.balancer = balancer
         self._batch_of = batch_of
         self._show = show

@@ -81,8 +81,7 @@ class MicroBatches:
             if self.reads_rounds and self._weigh.given and not session.balancer.in_round:
                 weights = [self._weigh(each, work.samples) or 0.0 for each in self.round]
                 self._told = deque(weights)
-                assert session.beside is not None, "else weights travel with the gradients, and no round is read ahead"
-                session.beside.loss_factors.announce(math.fsum(weights))
+                session.announce(math.fsum(weights))
             if work.samples:
                 work = self._weighed(work, batch)
                 if not (work.samples or work.last):

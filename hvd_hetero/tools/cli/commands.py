@@ -11,7 +11,7 @@ from types import ModuleType
 
 from hvd_hetero import __version__
 from hvd_hetero.errors import HeteroError
-from hvd_hetero.tools.cli import build_horovod, check, profile, report, simulate
+from hvd_hetero.tools.cli import build_horovod, check, profile, replay, report, simulate
 from hvd_hetero.tools.cli.output import reader_left
 
 # As shells report a program that SIGPIPE ends: 128 + 13.
@@ -33,6 +33,7 @@ _HELP: dict[ModuleType, str] = {
     check: "say whether this installation can train, and which command repairs what is wrong",
     profile: "time one training step over batch sizes: where this device saturates, what a sample costs, where memory "
     "ends",
+    replay: "train again in one process on the micro-batches that the ranks of a recorded run have done",
     report: "say where the time of a recorded run went, which rank was slow, and why: in the terminal, and as an HTML "
     "page",
     simulate: "compute what each policy would gain, on a cluster described in a file or on the machines of a recorded "

@@ -19,7 +19,7 @@ from hvd_hetero.tools.cli.output import printer, status
 if TYPE_CHECKING:
     from hvd_hetero.tools.simulation.compare import Outcome
     from hvd_hetero.tools.simulation.description import Description
-    from hvd_hetero.tools.simulation.replay import Replay
+    from hvd_hetero.tools.simulation.recorded_machines import Replay
 
 # All columns of figures; a cut-off figure is worse than a wrapped line.
 _TABLE_WIDTH = 140

@@ -1,7 +1,7 @@
 """The speeds of equal batches, the best split, LB-BSP, and fewer ranks, on the machines of a recorded run.
 
-The run is replayed in simulated time, as ``hvd-hetero simulate --from`` does it; ``simulation.replay`` lists the
-assumptions. The best split is the one to choose if a round's speeds were known before it began; with
+The run is replayed in simulated time, as ``hvd-hetero simulate --from`` does it; ``simulation.recorded_machines`` lists
+the assumptions. The best split is the one to choose if a round's speeds were known before it began; with
 equal transfers no split can be faster. It is what a person would set by hand, round by round. If the run leaves the
 fixed cost of a micro-batch open, a figure has a range.
 """

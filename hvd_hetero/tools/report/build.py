@@ -18,7 +18,7 @@ from hvd_hetero.tools.report.memory_words import decided_by_memory, memory_note
 from hvd_hetero.tools.report.verdict import Verdict, verdict
 from hvd_hetero.tools.report.words import named_ranks, percent
 from hvd_hetero.tools.report.work import LONGEST_ROUND_S, Bools, impossible
-from hvd_hetero.tools.simulation.replay import in_mean_samples
+from hvd_hetero.tools.simulation.recorded_machines import in_mean_samples
 from hvd_hetero.tools.simulation.worth import Worth, prices_of
 
 # Causes of so many figures take seconds, so of a larger run every k-th round is looked at.

@@ -25,7 +25,7 @@ from hvd_hetero.telemetry.run import Run
 from hvd_hetero.tools.report.alternatives import Alternatives, alternatives
 from hvd_hetero.tools.report.attribution import KINDS, Attribution, TimeFractions, attribute, time_fractions
 from hvd_hetero.tools.report.work import LONGEST_ROUND_S, Work, counted, mean_speed, speeds, work
-from hvd_hetero.tools.simulation.replay import totals_of
+from hvd_hetero.tools.simulation.recorded_machines import totals_of
 
 Floats = npt.NDArray[np.float64]
 

@@ -15,7 +15,7 @@ from hvd_hetero.tools.simulation.cluster import Cluster
 from hvd_hetero.tools.simulation.described_machines import MILLISECONDS, read_network, read_workers
 from hvd_hetero.tools.simulation.engine import mixing_on
 from hvd_hetero.tools.simulation.policy_choices import PolicyChoice, choose
-from hvd_hetero.tools.simulation.replay import Replay, replay
+from hvd_hetero.tools.simulation.recorded_machines import Replay, replay
 from hvd_hetero.tools.simulation.settings import MAX_EPOCH_SAMPLES, MAX_ROUNDS, Setting, checked, read, shown
 
 ROUNDS = Setting(int, 300, 1, MAX_ROUNDS, "the rounds to train on")

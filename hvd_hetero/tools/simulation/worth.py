@@ -37,7 +37,7 @@ from hvd_hetero.tools.simulation.compare import run_policy, settled
 from hvd_hetero.tools.simulation.compute import Devices
 from hvd_hetero.tools.simulation.description import Description
 from hvd_hetero.tools.simulation.policy_choices import choose
-from hvd_hetero.tools.simulation.replay import Replay, rate_error
+from hvd_hetero.tools.simulation.recorded_machines import Replay, rate_error
 from hvd_hetero.tools.simulation.settings import shown
 
 Floats = NDArray[np.float64]

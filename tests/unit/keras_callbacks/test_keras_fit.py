@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from hvd_hetero.errors import HeteroError
 from hvd_hetero.policies import Goodput
+from hvd_hetero.telemetry import Telemetry, read_ledger
 from keras_callbacks import (
     LearningRateSchedule,
     LearningRateWarmup,
@@ -395,6 +396,16 @@ def test_load_balance_has_what_users_call_and_what_keras_calls():
     }
     balance = LoadBalance("bsp", global_batch=4)
     assert public(vars(balance)) == public(vars(Callback()))
+
+
+def test_a_ledger_names_each_sample_of_each_epoch(tmp_path):
+    path = tmp_path / "run.jsonl"
+    _, balance = small.fit(policy=small.SEVERAL, epochs=2, telemetry=Telemetry(path, ledger=True))
+    balance.close()
+    parts = [*read_ledger(path)]
+    assert {len(part.indices) for part in parts} == {2}
+    for epoch in (0, 1):
+        assert sorted(i for part in parts if part.epoch == epoch for i in part.indices) == list(range(8))
 
 
 def test_fit_hands_each_round_to_a_function_and_goes_on_where_it_fails(tmp_path, caplog, capfd):

@@ -16,7 +16,7 @@ from hvd_hetero.telemetry import Telemetry, TelemetryWriter, read_run
 from hvd_hetero.tools.report.build import report_of
 from hvd_hetero.tools.simulation import Cluster, Compute, Jitter, Network, RoundSimulation, Worker, simulate
 from hvd_hetero.tools.simulation.compare import RecordedBatches
-from hvd_hetero.tools.simulation.replay import replay
+from hvd_hetero.tools.simulation.recorded_machines import replay
 from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
 from hvd_hetero.tools.simulation.worth import worth_of_run
 from tests.support.covering import covering

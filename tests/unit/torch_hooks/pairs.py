@@ -14,6 +14,7 @@ import argparse
 import logging
 import random
 import sys
+import tempfile
 import warnings
 from collections import Counter
 from pathlib import Path
@@ -38,6 +39,7 @@ from hvd_hetero.policies import (
     StaticAllocation,
 )
 from hvd_hetero.rounds import RoundPlan
+from hvd_hetero.telemetry import Telemetry, read_ledger
 from hvd_hetero.testing import ThreadHangError, ThreadRankError, run_on_threads
 from tests.support.covering import covering
 from torch_hooks import BalancedLoader, DistributedOptimizer, GradScaler, LoadBalance, SyncBatchNorm
@@ -74,6 +76,7 @@ OPTIONS: dict[str, list[Any]] = {
     "scaler": [False, True],
     "evaluates": [False, True],
     "models": [1, 2],
+    "ledger": [False, True],
 }
 
 
@@ -175,6 +178,21 @@ REFUSED = [
     Refusal(
         {"global_batch": "adapts", "models": 2, "reducer": "own"}, "`Goodput(…)`", "`balance.also()`",
         "give a `global_batch` that stays", ("Goodput", "also()"),
+    ),
+    *(
+        Refusal(
+            {"ledger": True, "order": order}, "`Telemetry(ledger=True)`", "a stream",
+            "give a dataset with `__getitem__`", ("ledger", "stream"),
+        )
+        for order in ("stream", "shards")
+    ),
+    *(
+        Refusal(
+            {"ledger": True, "reducer": reducer, "scales": True, "weight_of": weight_of}, "`Telemetry(ledger=True)`",
+            "`weight_of` beside a reducer of your own", "use `DistributedOptimizer`", ("ledger", "weight_of"),
+        )
+        for reducer in ("mean", "sum")
+        for weight_of in (True, "in scale()")
     ),
 ]  # fmt: skip
 
@@ -357,7 +375,8 @@ class Job:
     def __init__(self, case: dict[str, Any], policy: Any, batch: Any) -> None:
         own = case["reducer"] == "own"
         reducer = {} if own else {"reducer": case["reducer"]}
-        self.balance = LoadBalance(policy, global_batch=batch, **reducer)
+        telemetry = Telemetry(Path(case["folder"], "run.jsonl"), ledger=True) if case["ledger"] else None
+        self.balance = LoadBalance(policy, global_batch=batch, telemetry=telemetry, **reducer)
         if case["memory"]:
             self.balance._session.meter.memory.gauge = Gauge(self.balance)
         self.models = models_of(case, self.balance)
@@ -504,6 +523,7 @@ def train(case: dict[str, Any]) -> tuple[list[list[tuple[int, list[int]]]], list
                 break
         if case["leaves"] == "resume" and job.balance.rounds == LEAVES:
             state = job.state()
+            job.balance.close()
             job = Job(case, policy_of(case), Walking() if case["global_batch"] == "adapts" else BATCH)
             job.load(state)
             left = True
@@ -554,8 +574,28 @@ def require_each_sample_once(case: dict[str, Any], ranks: list[Any]) -> None:
             assert epoch == last or not short or (case["drop_last"] and short < 18), f"{short} samples were left out"
 
 
+def require_ledger(case: dict[str, Any], ranks: list[Any]) -> None:
+    """Require that the ledger has the samples of each micro-batch, which may be done in parts where memory is short."""
+    folder = Path(case["folder"])
+    former = sorted(folder.glob("run.*.jsonl"), key=lambda path: int(path.suffixes[0][1:]))
+    noted: dict[tuple[int, int], list[list[int]]] = {}
+    for part in read_ledger(*former, folder / "run.jsonl"):
+        noted.setdefault((part.rank, part.round), []).append(part.indices)
+    for rank, rounds in enumerate(ranks):
+        for number, micro_batches in enumerate(rounds):
+            parts, seen = noted.get((rank, number), []), [index for _, index in micro_batches]
+            if case["memory"] or case["out_of_memory"]:
+                parts, seen = [sum(parts, [])], [sum(seen, [])]  # noqa: RUF017
+            assert parts == seen, f"round {number}, rank {rank}"
+
+
 def outcome(case: dict[str, Any]) -> str:
     """Return "exact", or "refused: …"; raise AssertionError if a case is neither."""
+    with tempfile.TemporaryDirectory() as folder:
+        return _outcome(case | {"folder": folder})
+
+
+def _outcome(case: dict[str, Any]) -> str:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -564,6 +604,8 @@ def outcome(case: dict[str, Any]) -> str:
             return f"refused: {error.__cause__}"
     seen = [rank for rank, _ in results]
     require_each_sample_once(case, seen)
+    if case["ledger"]:
+        require_ledger(case, seen)
     expected = replay(case, seen)
     for _, models in results:
         for ours, theirs in zip(models, expected, strict=True):

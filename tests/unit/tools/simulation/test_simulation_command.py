@@ -12,7 +12,7 @@ from hvd_hetero.telemetry import Telemetry, read_run
 from hvd_hetero.tools.cli import commands as cli
 from hvd_hetero.tools.simulation import Cluster, Compute, Jitter, Network, Worker, simulate
 from hvd_hetero.tools.simulation.description import read_description
-from hvd_hetero.tools.simulation.replay import replay
+from hvd_hetero.tools.simulation.recorded_machines import replay
 from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
 
 EXAMPLE = Path(__file__).parents[4] / "examples" / "cluster.toml"

@@ -15,7 +15,7 @@ from hvd_hetero.tools.report.alternatives import alternatives
 from hvd_hetero.tools.simulation import Cluster, Compute, Jitter, Worker
 from hvd_hetero.tools.simulation.description import recorded_description
 from hvd_hetero.tools.simulation.micro_batch_cost import Fixed, fixed_samples
-from hvd_hetero.tools.simulation.replay import rate_error, replay
+from hvd_hetero.tools.simulation.recorded_machines import rate_error, replay
 from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
 
 BATCH, ROUNDS, DATASET = 96, 120, 96 * 8 + 40  # an epoch ends with 40 samples of 96

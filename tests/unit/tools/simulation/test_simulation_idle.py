@@ -12,7 +12,7 @@ from hvd_hetero.policies import BSP
 from hvd_hetero.telemetry import read_run
 from hvd_hetero.tools.report.alternatives import alternatives
 from hvd_hetero.tools.simulation import Cluster, Compute, Worker
-from hvd_hetero.tools.simulation.replay import replay
+from hvd_hetero.tools.simulation.recorded_machines import replay
 
 LONGEST_S = 10.0  # on a machine with other work; most cases take a tenth of a second
 ROUNDS = 12

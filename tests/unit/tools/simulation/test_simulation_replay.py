@@ -17,7 +17,7 @@ from hvd_hetero.tools.simulation import Availability, Cluster, Compute, Drivers,
 from hvd_hetero.tools.simulation.compare import compare
 from hvd_hetero.tools.simulation.description import recorded_description
 from hvd_hetero.tools.simulation.policy_choices import choose
-from hvd_hetero.tools.simulation.replay import WARM_UP_ROUNDS, replay
+from hvd_hetero.tools.simulation.recorded_machines import WARM_UP_ROUNDS, replay
 
 # Every few rounds one of them loses most of its processor; memory moves as well, and says nothing.
 MEMORY = Availability.series(np.linspace(0.9, 0.1, 37), 0.7)

@@ -16,7 +16,7 @@ from hvd_hetero.tools.report.tables import worth_table
 from hvd_hetero.tools.report.words import UNKNOWN
 from hvd_hetero.tools.report.worth_words import leave_out_advice, worth_sentences
 from hvd_hetero.tools.simulation import Cluster, Compute, Jitter, Network, Worker, simulate
-from hvd_hetero.tools.simulation.replay import replay
+from hvd_hetero.tools.simulation.recorded_machines import replay
 from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
 from hvd_hetero.tools.simulation.worth import Rate, WithoutWorker, Worth, prices_of, worth_of_run
 

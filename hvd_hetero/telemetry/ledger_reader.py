@@ -1,0 +1,83 @@
+"""Read the ledger of a run: its micro-batches one after the other, as one process trains on them again."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hvd_hetero.telemetry.files import named, open_file
+
+KEY = "ledger"  # of the samples of each micro-batch of each rank
+
+
+class LedgerPart(NamedTuple):
+    """One micro-batch that some rank has done."""
+
+    round: int
+    epoch: int
+    rank: int
+    number: int
+    """Its place among the micro-batches of its rank in the round."""
+    indices: list[int]
+    """Its samples, as places in the dataset."""
+    total: float
+    """What the round's gradient is a mean over: its samples, or what they counted instead, such as tokens."""
+    last: bool
+    """True: the update follows."""
+
+    @property
+    def share(self) -> float:
+        """The weight of its mean gradient in the round's, where samples count."""
+        return len(self.indices) / self.total
+
+    @property
+    def seed(self) -> int:
+        """The seed with which the rank began the micro-batch."""
+        return micro_batch_seed(self.round, self.rank, self.number)
+
+
+def micro_batch_seed(round: int, rank: int, number: int) -> int:
+    """Return the seed of the random numbers in a micro-batch, a rank's ``number``-th of a round."""
+    return int(np.random.SeedSequence([round, rank, number]).generate_state(1)[0])
+
+
+def read_ledger(*paths: str | Path) -> Iterator[LedgerPart]:
+    """Yield what counts of a run, in order: rounds that were done again by a later entry are left out.
+
+    ``paths``: the files of the run, the oldest first. Each membership, and each job that resumed, has begun another.
+    """
+    counts, least = [], math.inf
+    for number in reversed([entry["round"] for entry in _entries(paths)]):
+        counts.append(number < least)
+        least = min(least, number)
+    before = math.nan
+    for entry in _entries(paths):
+        if not counts.pop():
+            continue
+        if entry["round"] > before + 1:
+            raise ValueError(
+                f"the ledger has no round {before + 1}, and goes on with {entry['round']}; give all files of the run, "
+                "the oldest first"
+            )
+        before = entry["round"]
+        each = [(rank, *part) for rank, parts in enumerate(entry[KEY]) for part in enumerate(parts)]
+        for at, (rank, number, indices) in enumerate(each, start=1):
+            yield LedgerPart(entry["round"], entry["epoch"], rank, number, indices, entry["total"], at == len(each))
+
+
+def _entries(paths: Sequence[str | Path]) -> Iterator[dict[str, Any]]:
+    for path in map(Path, paths):
+        found = False
+        with open_file(path) as file:
+            for line in file:
+                # Cheaper than parsing the lines of rounds; a last line cut short has no end.
+                if f'"{KEY}":'.encode() in line and line.endswith(b"\n"):
+                    found = True
+                    yield json.loads(line)
+        if not found:
+            raise ValueError(f"{named(path)} holds no ledger; record the run with Telemetry(path, ledger=True)")
