@@ -88,6 +88,11 @@ class Room:
         """The samples of the largest round."""
         return self.least * int(self.said.sum()) if self.exactly else math.inf
 
+    @property
+    def known(self) -> float:
+        """The samples of the largest round by what is learned, where all ranks do equally many micro-batches."""
+        return self.least * int((0 * self.said + self.learned).sum()) if self.least else math.inf
+
     def learn(self, finished: FinishedRound) -> None:
         """Take up the ranks' bounds, and let micro-batches grow by a quarter at most, where memory is measured.
 

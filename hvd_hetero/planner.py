@@ -205,8 +205,9 @@ class Planner(Kept):
         self.room.learn(finished)
         if self.goodput is not None:
             plan = plan.within(self.room.learned)
+            self.goodput.fits = max(min(self.room.most, self.room.known), plan.total)
             other = self.goodput.reconsider(self.policy, plan, believed.table, self.noise, self.typical_size)
-            plan = other if other.total <= max(self.room.most, plan.total) else plan
+            plan = other if other.total <= self.goodput.fits else plan
         fixed_samples = finished.table.column("fixed_samples")
         plan = self.room.bounded(plan, fixed_samples, self.policy.multiple_of)
         if self._said_to_rest is not None:

@@ -75,6 +75,8 @@ class Goodput(Kept):
         self.learning_rate = learning_rate
         self.progress = 0.0
         """Steps of the first batch that the updates so far were worth: Σ r. Of a training: ``LoadBalance.progress``."""
+        self.fits = math.inf
+        """The largest batch that memory holds, by what is said and learned."""
         self._sizes: tuple[int, ...] = (self.start,)
         self._waited = 0
         self._transfer = EMA()
@@ -122,7 +124,7 @@ class Goodput(Kept):
         # rounded, so all ranks decide alike.
         now_s, best, most = seconds(total), total, 1.03
         for other in self._sizes:
-            if other == total or other > 2 * total:
+            if other == total or other > 2 * total or (other > total and other > self.fits):
                 continue
             # r favours larger batches the more, the larger φ is: each direction is judged by the end against it.
             scale = low if other > total else high

@@ -13,7 +13,7 @@ from hvd_hetero.bounds import Room, bounds_array, bounds_of_ranks
 from hvd_hetero.data.permutation import SharedPermutation
 from hvd_hetero.measurement.memory import MemoryMeter
 from hvd_hetero.planner import Planner
-from hvd_hetero.policies import BSP, LBBSP, StaticAllocation
+from hvd_hetero.policies import BSP, LBBSP, Goodput, StaticAllocation
 from hvd_hetero.rounds import MicroBatch, RoundPlan
 
 GIB = 2.0**30
@@ -237,6 +237,15 @@ def test_what_is_said_holds_where_memory_that_ended_leaves_too_little_room_for_a
     room.learned = np.array([3, 2])
     assert room.bounded(RoundPlan.of([7, 5])).samples == (6, 6)
     assert room.bounded(RoundPlan.of([6, 4])).samples == (6, 4)
+
+
+def test_a_global_batch_that_adapts_grows_as_far_as_ranks_hold_it():
+    planner = Planner(BSP(), 2, Goodput(start=16, least=16, most=64))
+    planner.require_equal_counts(1, exactly=False)
+    assert planner.goodput.chosen(16, (1e6, 1e6), lambda total: 1.0) == 32, "twice as many at most"
+    planner.room.learned = np.array([18, 13])
+    planner.goodput.fits = planner.room.known
+    assert 16 < planner.goodput.chosen(16, (1e6, 1e6), lambda total: 1.0) <= 31
 
 
 def test_a_new_membership_begins_within_what_is_said_and_what_ranks_hold():

@@ -42,7 +42,7 @@ class Shifting(LBBSP):
 
     def next(self, plan: RoundPlan, finished: Any) -> RoundPlan:
         share = int(np.random.default_rng([finished.round, 7]).integers(1, plan.total))
-        return RoundPlan.of([share, plan.total - share], self.max_micro_batch)
+        return RoundPlan.of([share, plan.total - share])
 
 
 class Walking(Goodput):

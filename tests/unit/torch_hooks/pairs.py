@@ -238,7 +238,7 @@ class Shifting(LBBSP):
     def next(self, plan: RoundPlan, finished: Any) -> RoundPlan:
         dice = np.random.default_rng([finished.round, 7])
         cuts = np.sort(dice.choice(plan.total - 1, plan.workers - 1, replace=False)) + 1
-        return RoundPlan.of(np.diff(cuts, prepend=0, append=plan.total), self.max_micro_batch)
+        return RoundPlan.of(np.diff(cuts, prepend=0, append=plan.total))
 
 
 class Walking(Goodput):

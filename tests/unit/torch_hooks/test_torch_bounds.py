@@ -13,6 +13,7 @@ from hvd_hetero.measurement.memory import CudaGauge  # noqa: E402
 from hvd_hetero.policies import BSP, LBBSP, StaticAllocation  # noqa: E402
 from hvd_hetero.testing import ThreadRankError, run_on_threads  # noqa: E402
 from torch_hooks import BalancedLoader, LoadBalance  # noqa: E402
+from torch_hooks.beside import redone  # noqa: E402
 
 torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)  # imports what all threads would import at once
 SAMPLES = 48
@@ -250,6 +251,13 @@ def test_out_of_memory_where_gradients_may_have_left_ends_all_ranks_by_name():
     message = str(caught.value)
     assert "round 2: rank 0 ran out of memory where gradients may have left for other ranks" in message
     assert "set max_micro_batch of the policy below 6" in message
+
+
+def test_a_norm_of_all_ranks_among_what_is_reduced_waits_in_its_layers():
+    norm, linear = torch.nn.SyncBatchNorm(3), torch.nn.Linear(3, 3)
+    of_norm, of_linear = (torch.optim.SGD(each.parameters(), lr=0.1) for each in (norm, linear))
+    assert redone._waits_in_layers([of_linear, of_norm])
+    assert not redone._waits_in_layers([of_linear])
 
 
 def test_a_cuda_gauge_tells_what_the_allocator_and_others_leave(monkeypatch):
