@@ -127,7 +127,7 @@ def test_under_other_peoples_trainers_and_models_it_learns_and_gives_a_slow_rank
     assert sum(told[-1][1:]) == samples
 
 
-@pytest.mark.parametrize("how", [[], ["--trainer"]], ids=["DDP", "Trainer"])
+@pytest.mark.parametrize("how", [(), ("--trainer",)], ids=["DDP", "Trainer"])
 def test_the_example_of_a_stream_goes_on_with_other_processes_and_gives_a_slow_rank_less(launch, tmp_path, how):
     how = [*how, "--save", tmp_path / "run"]
     told = [

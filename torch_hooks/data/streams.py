@@ -49,10 +49,17 @@ def stream_order(
     options = {name: value for name, value in options.items() if name != "persistent_workers"}
     DataLoader(dataset, batch_size=None, **options)  # which refuses what is wrong
 
-    def whole(epoch: int, state: State | None = None) -> Iterator[Any]:
+    def samples(epoch: int, state: State) -> Iterator[Any]:
         if callable(set_epoch := getattr(dataset, "set_epoch", None)):
             set_epoch(epoch)
-        return read(dataset, epoch, lanes_of(dataset, workers) if state is None else state, options)
+        return read(dataset, epoch, state, options)
+
+    def whole(epoch: int, state: State | None = None) -> Iterator[Any]:
+        return samples(epoch, state or lanes_of(dataset, workers))
+
+    def part_of(epoch: int, part: int, of: int, state: State | None) -> Iterator[Any]:
+        mine = range(part * shards // of, (part + 1) * shards // of)
+        return samples(epoch, state or front(shards, [[each] for each in mine]))
 
     if stream == "whole":
         return SharedStream(whole, least, workers, size=_size(dataset))
@@ -66,11 +73,6 @@ def stream_order(
             "stream='shard' hands out the shards of a dataset that is the same on every rank, and this one was split "
             "by split_dataset_by_node; leave that out, or give rounds_per_epoch"
         )
-
-    def part_of(epoch: int, part: int, of: int, state: State | None) -> Iterator[Any]:
-        mine = range(part * shards // of, (part + 1) * shards // of)
-        return read(dataset, epoch, front(shards, [[each] for each in mine]) if state is None else state, options)
-
     # Several parts for each rank, so that one that is ahead finds another; and a shard for each process if that goes.
     parts = max(min(shards, 4 * wire.size), shards // max(1, workers))
     return StreamParts(part_of, parts, wire.rank, wire.size, gather)

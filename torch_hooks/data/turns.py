@@ -44,7 +44,8 @@ def front(of: int, shards: list[list[int]]) -> State:
 
 def shards_of(dataset: Any) -> int:
     """Return the number of a dataset's shards, which ``shard()`` gives by number; 0 if it has none."""
-    return int(dataset.num_shards) if callable(getattr(dataset, "shard", None)) else 0
+    shards = getattr(dataset, "num_shards", 0) if callable(getattr(dataset, "shard", None)) else 0
+    return shards if isinstance(shards, int) else 0
 
 
 class Turns(IterableDataset[Any]):
@@ -170,7 +171,9 @@ def has_state(dataset: Any) -> bool:
 
 def _has_a_buffer(dataset: Any) -> bool:
     """Whether it is Hugging Face's with a shuffle buffer, whose samples are in no state of it."""
-    inside = [each for name, each in vars(dataset).items() if name.lstrip("_").startswith("ex_iterable")]
+    inside = [
+        each for name, each in getattr(dataset, "__dict__", {}).items() if name.lstrip("_").startswith("ex_iterable")
+    ]
     parts = [part for each in inside for part in (each if isinstance(each, list) else [each])]
     return type(dataset).__name__ == "BufferShuffledExamplesIterable" or any(map(_has_a_buffer, parts))
 
