@@ -28,6 +28,7 @@ NOT_RUN = {
     r"horovodrun -np 2 python examples/keras_digits\.py .*": ELSEWHERE.format("test_examples.py"),
     r"(\w+=\S+ )?(horovodrun|torchrun) .*\btrain\.py": "a script of the reader's; hosts: test_hosts.py",
     r"\.venv/bin/python .*": "runs the tests themselves",
+    r"hvd-hetero replay .*": "a script of the reader's; test_torch_ledger.py",
     r"hvd-hetero simulate --from|hvd-hetero COMMAND --help": "names an option, or any command",
 }
 RUN = r"hvd-hetero (report|simulate (?!--from$)|profile) ?.*"
