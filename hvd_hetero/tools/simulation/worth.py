@@ -174,9 +174,12 @@ def _transfer_s(machines: Replay) -> tuple[float, float]:
     rest_s, waits = np.array(machines.cluster.network.recorded_s), machines.run.wait_s[list(machines.kept)]
     last_s = np.where((waits >= 0) & np.isfinite(waits), waits, np.inf).min(axis=1)
     known = np.isfinite(last_s)
-    # Where no wait is known, the transfer may be all that is not computing.
-    transfer_s = float(np.minimum(last_s, rest_s)[known].mean() if known.any() else rest_s.mean())
-    return transfer_s, float(rest_s.mean()) - transfer_s
+    # Where no wait is known, the transfer may be all that is not computing. Else its share in the rounds whose
+    # waits are known counts for all: seconds of a few long rounds could exceed the mean of all, and leave less than 0.
+    whole_s, share = float(rest_s.mean()), 1.0
+    if rest_s[known].sum() > 0:
+        share = float(np.minimum(last_s, rest_s)[known].sum() / rest_s[known].sum())
+    return share * whole_s, (1.0 - share) * whole_s
 
 
 def _transfers_s(all_s: float, count: int, workers: int) -> list[float]:

@@ -166,6 +166,19 @@ def test_a_described_cluster_and_a_record_of_it_tell_the_same(described, tmp_pat
     assert rates[0] == pytest.approx(rates[1], rel=0.06)
 
 
+def test_a_short_run_whose_waits_are_known_in_one_long_round_tells_no_negative_rate(tmp_path):
+    """That round's transfer is longer than the mean of all that is not computing."""
+    path = tmp_path / "run.jsonl"
+    record(path, cluster_of((800, 400), network=Network(latency_s=1e-3)), LBBSP(), BATCH, 12)
+    run = read_run(path)
+    elapsed_s, wait_s = run.elapsed_s.copy(), np.full_like(run.wait_s, np.nan)
+    elapsed_s[9] += 5.0
+    wait_s[9] = 5.0
+    worth = worth_of_run(replay(run.replace(elapsed_s=elapsed_s, wait_s=wait_s)), BATCH)
+    rates = [worth.all, worth.times_fastest, *(rate for each in worth.each for rate in (each.rate, each.times))]
+    assert all(0.0 < rate.least <= rate.likely <= rate.most for rate in rates), worth
+
+
 def test_a_report_tells_what_each_rank_is_worth(tmp_path, capsys):
     """In the verdict, in the terminal and on the page; and for the money."""
     path = tmp_path / "run.jsonl"
