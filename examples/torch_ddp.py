@@ -19,9 +19,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import Subset, TensorDataset
+from torch.utils.data import TensorDataset
 
-from torch_hooks import BalancedLoader, LoadBalance, average_by_samples
+from torch_hooks import BalancedLoader, LoadBalance
 
 
 class Slow(torch.nn.Identity):
@@ -83,12 +83,10 @@ def main() -> None:
                 optimizer.zero_grad()
 
         model.eval()
-        images, labels = Subset(test, range(rank, len(test), ranks))[:]  # each rank evaluates every n-th sample
-        with torch.no_grad():
-            right = (model(images).argmax(1) == labels).double().mean()
-        right = average_by_samples(right, len(labels))
+        found = balance.evaluate(test, lambda batch: {"right": (model(batch[0]).argmax(1) == batch[1]).double().mean()})
         if rank == 0:
-            print(f"epoch {epoch + 1}: accuracy {right:.3f}, batches {' + '.join(map(str, balance.plan))}", flush=True)
+            batches = " + ".join(map(str, balance.plan))
+            print(f"epoch {epoch + 1}: accuracy {found['right']:.3f}, batches {batches}", flush=True)
 
     balance.close()
     torch.distributed.destroy_process_group()

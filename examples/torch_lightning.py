@@ -16,18 +16,18 @@ import pytorch_lightning
 import torch
 from sklearn.datasets import load_digits
 from torch.nn import functional
-from torch.utils.data import Subset, TensorDataset
+from torch.utils.data import TensorDataset
 
-from torch_hooks import BalancedLoader, LoadBalance, average_by_samples
+from torch_hooks import BalancedLoader, EvaluationLoader, LoadBalance
 from torch_hooks.lightning import ScaleLoss
 
 
 class Digits(pytorch_lightning.LightningModule):
     """A small network with the methods that a Trainer calls."""
 
-    def __init__(self, balance: LoadBalance, test: TensorDataset, slow: int | None) -> None:
+    def __init__(self, balance: LoadBalance, slow: int | None) -> None:
         super().__init__()
-        self.balance, self.test, self.slow = balance, test, slow
+        self.balance, self.slow = balance, slow
         self.net = torch.nn.Sequential(
             torch.nn.Conv2d(1, 16, 3, padding=1), torch.nn.ReLU(), torch.nn.MaxPool2d(2),
             torch.nn.Flatten(), torch.nn.Linear(16 * 4 * 4, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10),
@@ -42,16 +42,14 @@ class Digits(pytorch_lightning.LightningModule):
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.Adam(self.parameters(), lr=3e-3)
 
-    def on_train_epoch_end(self) -> None:
-        rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
-        images, labels = Subset(self.test, range(rank, len(self.test), ranks))[:]
-        self.eval()
-        with torch.no_grad():
-            right = (self.net(images.to(self.device)).argmax(1).cpu() == labels).double().mean()
-        self.train()
-        right = average_by_samples(right, len(labels), self.balance)
-        if rank == 0:
-            batches = " + ".join(map(str, self.balance.plan))
+    def validation_step(self, batch: Any, number: int) -> None:
+        images, labels = batch
+        right = (self.net(images).argmax(1) == labels).double().mean()
+        self.log("accuracy", right, sync_dist=True, batch_size=len(labels))  # the mean over the samples of all ranks
+
+    def on_validation_end(self) -> None:
+        if torch.distributed.get_rank() == 0 and not self.trainer.sanity_checking:
+            right, batches = self.trainer.callback_metrics["accuracy"], " + ".join(map(str, self.balance.plan))
             print(f"epoch {self.current_epoch + 1}: accuracy {right:.3f}, batches {batches}", flush=True)
 
 
@@ -76,7 +74,8 @@ def main() -> None:
         gradient_clip_val=5.0, max_epochs=options.epochs, callbacks=[ScaleLoss(balance)],
         enable_progress_bar=False, logger=False, enable_checkpointing=False,
     )  # fmt: skip
-    trainer.fit(Digits(balance, test, options.slow), BalancedLoader(training, balance, shuffle=True, seed=0))
+    loader = BalancedLoader(training, balance, shuffle=True, seed=0)
+    trainer.fit(Digits(balance, options.slow), loader, EvaluationLoader(test, balance))
     torch.distributed.destroy_process_group()
 
 

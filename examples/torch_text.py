@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import argparse
 import time
+from functools import partial
 
 import torch
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils.rnn import pad_sequence
 
-from torch_hooks import BalancedLoader, LoadBalance, average_by_samples
+from torch_hooks import BalancedLoader, LoadBalance
 
 WORDS, PADDING, WIDTH, LONGEST = 40, -100, 32, 200
 
@@ -62,6 +63,17 @@ def padded(batch: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
     return words, pad_sequence([text[1:] for text in batch], batch_first=True, padding_value=PADDING)
 
 
+def tokens(batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """Return how many words a mean over this batch is of."""
+    return (batch[1] != PADDING).sum()
+
+
+def guessed(model: torch.nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the share of a batch's words that are guessed."""
+    words, following = batch
+    return {"right": (model(words).argmax(2) == following)[following != PADDING].double().mean()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=4)
@@ -69,7 +81,7 @@ def main() -> None:
     options = parser.parse_args()
 
     torch.distributed.init_process_group()  # on GPUs: init_process_group("cpu:gloo,cuda:nccl")
-    rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    rank = torch.distributed.get_rank()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     training, test = texts(1500, seed=1), texts(200, seed=2)
@@ -79,7 +91,7 @@ def main() -> None:
     balance = LoadBalance("lb-bsp", global_batch=64)
     loader = BalancedLoader(
         training, balance, shuffle=True, seed=0, collate_fn=padded,
-        weight_of=lambda batch: (batch[1] != PADDING).sum(),
+        weight_of=tokens,
         cost_of=[len(text) for text in training],
     )  # fmt: skip
 
@@ -92,12 +104,10 @@ def main() -> None:
             optimizer.step()
 
         model.eval()
-        words, following = padded(test[rank::ranks])  # each rank evaluates every n-th text
-        with torch.no_grad():
-            right = (model.module(words).argmax(2) == following)[following != PADDING].double().mean()
-        right = average_by_samples(right, int((following != PADDING).sum()))
+        found = balance.evaluate(test, partial(guessed, model), collate_fn=padded, weight_of=tokens)
         if rank == 0:
-            print(f"epoch {epoch + 1}: accuracy {right:.3f}, batches {' + '.join(map(str, balance.plan))}", flush=True)
+            batches = " + ".join(map(str, balance.plan))
+            print(f"epoch {epoch + 1}: accuracy {found['right']:.3f}, batches {batches}", flush=True)
 
     balance.close()
     torch.distributed.destroy_process_group()

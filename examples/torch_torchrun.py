@@ -16,9 +16,9 @@ import time
 import torch
 from sklearn.datasets import load_digits
 from torch.nn import functional
-from torch.utils.data import Subset, TensorDataset
+from torch.utils.data import TensorDataset
 
-from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance, SavedTraining, average_by_samples
+from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance, SavedTraining
 
 
 def main() -> None:
@@ -31,7 +31,7 @@ def main() -> None:
     options = parser.parse_args()
 
     torch.distributed.init_process_group()  # on GPUs: init_process_group("cpu:gloo,cuda:nccl")
-    rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    rank = torch.distributed.get_rank()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     digits = load_digits()
@@ -62,12 +62,10 @@ def main() -> None:
             optimizer.step()
 
         model.eval()
-        images, labels = Subset(test, range(rank, len(test), ranks))[:]  # each rank evaluates every n-th sample
-        with torch.no_grad():
-            right = (model(images).argmax(1) == labels).double().mean()
-        right = average_by_samples(right, len(labels))
+        found = balance.evaluate(test, lambda batch: {"right": (model(batch[0]).argmax(1) == batch[1]).double().mean()})
         if rank == 0:
-            print(f"epoch {epoch + 1}: accuracy {right:.3f}, batches {' + '.join(map(str, balance.plan))}", flush=True)
+            batches = " + ".join(map(str, balance.plan))
+            print(f"epoch {epoch + 1}: accuracy {found['right']:.3f}, batches {batches}", flush=True)
 
     if options.save:
         saved.save()

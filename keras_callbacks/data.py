@@ -1,4 +1,4 @@
-"""``resize_batches``: tf.data batches of this rank, whose sizes follow the plan."""
+"""tf.data batches of this rank: for training, whose sizes follow the plan, and for validation."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, Literal, cast
 
 import numpy as np
 import tensorflow as tf
+from numpy.typing import NDArray
 
 from hvd_hetero.bounds import Said
 from hvd_hetero.checks import integer
@@ -16,6 +17,7 @@ from hvd_hetero.data.same_data import marks_of
 from hvd_hetero.data.sample_costs import NO_COSTS, CostOf, SampleCosts
 from hvd_hetero.data.sample_order import SampleOrder
 from hvd_hetero.data.stream_orders import EndingShard, SharedStream
+from hvd_hetero.evaluation import EvaluationSpeeds
 from keras_callbacks.load_balance import LoadBalance
 from keras_callbacks.pipeline.balanced_dataset import BalancedDataset
 from keras_callbacks.pipeline.queue import NO_TRAINING, TOO_FAR_AHEAD, RoundQueue
@@ -130,6 +132,48 @@ def resize_batches(
         batch = _gather(arrays, known)
     session.course.queue = queue
     return BalancedDataset(_numbered(queue).map(batch).with_options(_options(tuned=is_stream)), queue, prefetch)
+
+
+def validation_batches(data: Any, balance: LoadBalance, batch_size: int = 32) -> tf.data.Dataset:
+    """Return this rank's part of ``data`` in batches, as ``validation_data`` of ``fit`` or for ``evaluate``.
+
+        shared = validation_batches((x_val, y_val), balance, batch_size=64)
+        model.fit(batches, validation_data=shared, callbacks=[balance, EarlyStopping("val_loss")])
+
+    Each evaluation divides the samples anew, in proportion to the speeds that training has shown, and equally while
+    none are known; each sample goes to one rank. ``fit`` joins the figures over the ranks, and so does ``evaluate``
+    with ``callbacks=[balance]``. Fewer samples than ranks go whole to each rank.
+
+    ``data``: as for ``resize_batches``, but not a sequence; a dataset must have a known length. ``batch_size`` is the
+    mean over the ranks: all evaluations have equally many batches on all ranks, and faster ranks larger ones.
+    """
+    samples = data if isinstance(data, tf.data.Dataset) else tf.data.Dataset.from_tensor_slices(_tensors(data)[0])
+    batch_size = integer("batch_size", batch_size, 1, remedy="give the samples of a batch at equal shares")
+    length, balancer = int(samples.cardinality()), balance._session.balancer
+    if length < 1:
+        raise ValueError(
+            "data must be a dataset whose length is known, and above 0, to be divided among the ranks; put "
+            ".apply(tf.data.experimental.assert_cardinality(samples)) behind it"
+        )
+    workers, speeds = (balancer.workers if length >= balancer.workers else 1), EvaluationSpeeds(balancer)
+    # Constant, since Keras takes the number of the first evaluation for that of all.
+    batches = max(min(-(-length // (workers * batch_size)), length // workers), 1)
+
+    def own_part() -> NDArray[np.int64]:
+        if workers == 1:
+            return np.array([0, length])
+        plan = speeds.plan(length).with_equal_counts(batches)
+        return np.array([plan.start(balancer.rank), plan.samples[balancer.rank]])
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def part(_: Any) -> tf.data.Dataset:
+        begin, count = tf.unstack(tf.ensure_shape(tf.numpy_function(own_part, [], tf.int64), [2]))
+        size, larger = count // batches, count % batches
+        end = begin + larger * (size + 1)
+        first = samples.skip(begin).take(end - begin).batch(size + 1)
+        return first.concatenate(samples.skip(end).take((batches - larger) * size).batch(size))
+
+    return tf.data.Dataset.range(1).flat_map(part).apply(tf.data.experimental.assert_cardinality(batches))
 
 
 def _check_options(

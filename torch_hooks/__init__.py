@@ -1,6 +1,6 @@
 """hvd-hetero for PyTorch: three lines change in a Horovod script, and the training loop stays as it is."""
 
-from torch_hooks.evaluation import average_by_samples
+from torch_hooks.evaluation import EvaluationLoader, average_by_samples
 from torch_hooks.grad_scaler import GradScaler
 from torch_hooks.load_balance import LoadBalance
 from torch_hooks.loader import BalancedLoader
@@ -12,6 +12,7 @@ from torch_hooks.wires.restarts import forget_former_ranks
 __all__ = [
     "BalancedLoader",
     "DistributedOptimizer",
+    "EvaluationLoader",
     "GradScaler",
     "LoadBalance",
     "SavedTraining",

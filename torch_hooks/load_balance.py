@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils.data import Dataset
 
 from hvd_hetero.checks import integer
 from hvd_hetero.errors import RoundStateError
@@ -18,6 +19,7 @@ from hvd_hetero.rounds import MicroBatch
 from hvd_hetero.session import LoadBalanceBase
 from hvd_hetero.watchdog import Patience
 from torch_hooks.beside.stepping_optimizers import Reducer
+from torch_hooks.evaluation import EvaluationLoader, Figures, evaluated
 from torch_hooks.session import TorchSession, do_nothing
 from torch_hooks.wires.choice import TorchWire, wire_here
 
@@ -232,6 +234,33 @@ class LoadBalance(LoadBalanceBase):
             )
         self._session.begin(MicroBatch(plan, samples))
         return samples
+
+    def evaluate(
+        self,
+        dataset: Dataset[Any],
+        function: Callable[[Any], Mapping[str, Any]],
+        *,
+        batch_size: int | None = None,
+        weight_of: Callable[[Any], Any] | None = None,
+        **loader_options: Any,
+    ) -> Figures:
+        """Return the means of a function over a dataset that all ranks evaluate together; a collective call.
+
+            model.eval()
+            figures = balance.evaluate(test, lambda batch: {"loss": loss_fn(model(batch[0]), batch[1])})
+            figures["loss"], figures.sums["loss"], figures.weight         # the mean, the sum, the samples
+
+        Each rank does a part in proportion to its speed, each sample once, without gradients. Call it between two
+        epochs, or in the loop's body after ``optimizer.step()``. Figures have the same bits on every rank, so ranks
+        that stop early, or keep the best model, do so together. If the function fails on one rank, all raise once their
+        own parts are done. Plans, speeds, the cursor and the state of random numbers stay as they are.
+
+        ``function`` returns means over the samples of its batch, by name: numbers, or tensors of one shape.
+        ``weight_of`` is a function of a batch that returns what they are means of, if not of samples, such as its
+        tokens. ``batch_size`` and the other options are those of ``EvaluationLoader``.
+        """
+        loader = EvaluationLoader(dataset, self, batch_size, **loader_options)
+        return evaluated(loader, function, weight_of)
 
     def surviving_out_of_memory(self) -> AbstractContextManager[None]:
         """Around the body of the loop: a micro-batch that does not fit in memory is done again in smaller parts.

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+import torch
 from torch.utils.data import Dataset, IterableDataset
 
 from hvd_hetero.bounds import Said, require_same_bounds
@@ -13,6 +14,7 @@ from hvd_hetero.checks import integer
 from hvd_hetero.data.cutter import Cutter
 from hvd_hetero.data.permutation import SharedPermutation
 from hvd_hetero.data.sample_costs import NO_COSTS, CostOf, SampleCosts
+from hvd_hetero.errors import RoundStateError
 from torch_hooks.data.contents import require_alike
 from torch_hooks.data.counting import Collate, Weights
 from torch_hooks.data.late_costs import CostsAhead, SeededSamples
@@ -284,6 +286,11 @@ class BalancedLoader:
 
     def _epoch(self) -> Iterator[Any]:
         session = self._session
+        if not torch.is_grad_enabled():
+            raise RoundStateError(
+                "a BalancedLoader is for training, and gradients are off here, as in a validation loop; write "
+                "balance.evaluate(dataset, function), or give the loop an EvaluationLoader(dataset, balance)"
+            )
         session.trains_here()
         session.require_reducer()
         self._fit_reducer()

@@ -18,6 +18,7 @@ import torch
 from hvd_hetero.balancer import Balancer
 from hvd_hetero.consistency import Remedies
 from hvd_hetero.errors import RoundStateError
+from hvd_hetero.evaluation import EvaluationSpeeds
 from hvd_hetero.policies.policy import Policy
 from hvd_hetero.rounds import MicroBatch
 from hvd_hetero.session import Session
@@ -92,6 +93,7 @@ class TorchSession(Session):
         )  # fmt: skip
         self.wire = wire
         self.balancer.agreement.remedies = _REMEDIES
+        self.evaluation = EvaluationSpeeds(self.balancer)
         self.shortage = Shortage(self.balancer, self.meter)
         self.optimizer: RoundOptimizer | None = None
         self.beside: ScaledRounds | None = None

@@ -19,6 +19,9 @@ but for those that ``max_micro_batch`` of the policy names (``docs/memory.md``).
 **The costs** of samples come from ``cost_of``, or are the lengths by which the Trainer itself would arrange samples:
 "group_by_length" of ``train_sampling_strategy`` keeps its order, "batch_rebalance" takes a random one.
 
+**Evaluation.** ``evaluate`` and ``predict`` divide their dataset by the speeds of the ranks; the figures are the same
+bits on all of them, so early stopping and the best checkpoint are decided alike.
+
 **Resuming.** All rounds hold as many samples, so the number of steps says which are done. Of a stream, the checkpoint
 holds the loader's state, in a file of its own.
 """
@@ -26,17 +29,22 @@ holds the loader's state, in a file of its own.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import operator
+from collections.abc import Iterable, Iterator
+from functools import reduce
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch.utils.data import IterableDataset, RandomSampler
-from transformers import Trainer, TrainerCallback
+from transformers import EvalPrediction, Trainer, TrainerCallback
+from transformers.trainer_pt_utils import find_batch_size, nested_concat
+from transformers.trainer_utils import EvalLoopOutput, denumpify_detensorize, has_length
 
 from hvd_hetero.bounds import NO_BOUND, Said
 from hvd_hetero.session import balancer_of
+from torch_hooks.evaluation import EvaluationLoader
 from torch_hooks.load_balance import LoadBalance
 from torch_hooks.loader import BalancedLoader
 
@@ -67,6 +75,7 @@ class Balanced:
         self._stream = stream if isinstance(trainer.train_dataset, IterableDataset) else None
         self._loader: BalancedLoader | None = None
         self._normalised: bool | None = None
+        self._losses: list[tuple[Any, int]] = []
         if balance is None and trainer.args.world_size == 1:
             return  # one process trains as with the Trainer underneath
         if not hasattr(Trainer, "loss_is_scaled_for_ga"):
@@ -159,6 +168,68 @@ class Balanced:
             _, items = super().get_batch_samples(iter(batches), len(batches), device)  # type: ignore[misc]
         return _InTurn(batches, epoch_iterator), items
 
+    def prediction_step(self, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
+        """Return loss, outputs and labels of a batch to evaluate, and note how many samples the loss is a mean over."""
+        found = super().prediction_step(model, inputs, *args, **options)  # type: ignore[misc]
+        if found[0] is not None:
+            self._losses.append((found[0], find_batch_size(inputs)))  # type: ignore[no-untyped-call]
+        return found
+
+    def evaluation_loop(
+        self, dataloader: Any, description: str, prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval",
+    ) -> Any:  # fmt: skip
+        """Evaluate this rank's part by the Trainer's own loop, and return what all ranks found, in the data's order.
+
+        What the Trainer gathers in each step travels once, at the end. The loss is the mean over samples.
+        """
+        trainer: Any = self
+        args, compute_metrics, accelerator = trainer.args, trainer.compute_metrics, trainer.accelerator
+        evaluate, options = super().evaluation_loop, (prediction_loss_only, ignore_keys, metric_key_prefix)  # type: ignore[misc]
+        divides = self.balance is not None and args.world_size > 1 and has_length(dataloader.dataset)
+        if not divides or args.batch_eval_metrics:  # which computes metrics in each step, over all ranks
+            return evaluate(dataloader, description, *options)
+        session, pad = self.balance._session, accelerator.pad_across_processes
+        inputs: list[Any] = []
+        loader = EvaluationLoader(
+            dataloader.dataset, self.balance, args.per_device_eval_batch_size, collate_fn=dataloader.collate_fn,
+            num_workers=dataloader.num_workers, pin_memory=dataloader.pin_memory,
+        )  # fmt: skip
+
+        def part() -> Any:
+            self._losses = []
+            output = evaluate(loader, description, *options)
+            losses = [(float(loss), size) for loss, size in self._losses]
+            return output.predictions, output.label_ids, inputs[0] if inputs else None, losses
+
+        args.average_tokens_across_devices = False  # a sum in each step, which this rank's loss does not need
+        trainer.gather_function = accelerator.pad_across_processes = lambda tensor, **_: tensor
+        if compute_metrics is not None:
+            trainer.compute_metrics = lambda found: inputs.append(found.inputs) or {}  # type: ignore[func-returns-value]
+        try:
+            parts = loader.on_all_ranks(part)
+        finally:
+            accelerator.pad_across_processes, trainer.compute_metrics = pad, compute_metrics
+            trainer.gather_function = accelerator.gather_for_metrics
+            args.average_tokens_across_devices = True
+        parts = parts[:1] if loader.repeats else parts
+        *columns, losses = zip(*parts, strict=True)
+        predictions, labels, seen = (_end_to_end(column, args.eval_do_concat_batches) for column in columns)
+        values, sizes = np.array([pair for of_rank in losses for pair in of_rank], dtype=np.float64).reshape(-1, 2).T
+        metrics: dict[str, Any] = {}
+        if compute_metrics is not None and predictions is not None and labels is not None:
+            each = np.repeat(values, sizes.astype(int)) if "loss" in args.include_for_metrics else None
+            metrics = denumpify_detensorize(compute_metrics(EvalPrediction(predictions, labels, seen, each)))  # type: ignore[no-untyped-call]
+        if (finite := np.isfinite(values)).any() and args.logging_nan_inf_filter:
+            values, sizes = values[finite], sizes[finite]
+        if len(values):
+            metrics["loss"] = float((values * sizes).sum() / sizes.sum())
+        # Rank 0's, since other processors may round otherwise, and ranks must stop early together.
+        metrics = session.wire.broadcast_object(metrics, root_rank=0, name=f"{session.prefix}.metrics")
+        begins = f"{metric_key_prefix}_"
+        metrics = {key if key.startswith(begins) else begins + key: value for key, value in metrics.items()}
+        return EvalLoopOutput(predictions, labels, metrics, len(dataloader.dataset))
+
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None, **more: Any
     ) -> Any:
@@ -193,6 +264,12 @@ class Balanced:
 
 class BalancedTrainer(Balanced, Trainer):  # type: ignore[misc]
     """A ``Trainer`` whose ranks do what each can finish in time."""
+
+
+def _end_to_end(parts: Iterable[Any], one_array: bool) -> Any:
+    """Return the arrays of all ranks as one, filled up to the widest, or the lists of their batches as one."""
+    there = [part for part in parts if part is not None]
+    return reduce(nested_concat if one_array else operator.add, there) if there else None
 
 
 class _InTurn(list[Any]):

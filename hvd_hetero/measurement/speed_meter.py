@@ -125,6 +125,21 @@ class SpeedMeter(Kept):
         finally:
             self.end_wait()
 
+    @contextmanager
+    def left_out(self) -> Iterator[None]:
+        """Leave the time inside of this context out: it is neither work nor waiting, as of an evaluation."""
+        batch = self.batch
+        stopwatch, running, began_at = self.stopwatch if batch.running else None, batch.running, batch.clock()
+        batch.running = False
+        if stopwatch is not None:
+            stopwatch.stop()
+        yield
+        batch.running = running
+        batch._began_at += batch.clock() - began_at
+        self.memory.begin(0.0)  # which measures nothing: something else has used memory meanwhile
+        if stopwatch is not None:
+            stopwatch.start()
+
     def begin_wait(self) -> None:
         """Begin to wait for others; until `end_wait`, nothing counts as the rank's work."""
         if self.batch.begin_wait() and self.stopwatch is not None:

@@ -89,8 +89,8 @@ def refuses_resized(evaluate: Callable[..., Any]) -> Callable[..., Any]:
         if _is_resized(x):
             raise ValueError(
                 "validation_data, or data to evaluate or predict on, must not come from resize_batches, whose "
-                "batches follow the rounds of training. Give each rank its part in plain batches: (x[rank::size], "
-                "y[rank::size]) or samples.shard(size, rank).batch(…). Figures are combined over the ranks"
+                "batches follow the rounds of training. Write validation_batches(data, balance), or to predict give "
+                "each rank its part in plain batches: samples.shard(size, rank).batch(…)"
             )
         return evaluate(x, *args, **options)
 

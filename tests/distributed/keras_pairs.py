@@ -49,7 +49,7 @@ OPTIONS: dict[str, list[Any]] = {
     "ema": [False, True],
     "scaler": [False, True],
     "eager": [False, True],
-    "validation": [False, True],
+    "validation": [None, "cut by rank", "shared"],
     "fits": [1, 2],
     "steps_per_execution": [1, 2],
     "jit_compile": [False, True],

@@ -139,6 +139,14 @@ def test_the_example_of_a_stream_goes_on_with_other_processes_and_gives_a_slow_r
     assert second[0] > 0.9
 
 
+def test_an_adapter_is_trained_and_a_shared_evaluation_stops_it(launch, tmp_path):
+    told = learnt(launch, "trainer_lora.py", "torch", "--out", tmp_path)
+    right = [accuracy for accuracy, *_ in told]
+    assert max(right) > 0.6
+    assert len(right) == 8 or max(right) == right[-3] >= max(right[-2:]), "it stops two epochs after the best"
+    assert sum(told[-1][1:]) == 64
+
+
 def learnt(launch, example, framework, *arguments):
     """Accuracy and batches of each epoch, the second rank of two being slow: its batches are smaller."""
     starter = torchrun(2)

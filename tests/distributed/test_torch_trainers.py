@@ -53,6 +53,39 @@ def test_a_trainer_divides_by_the_lengths_that_it_knows_and_trains_as_one_proces
         assert outcome["splits"] >= 3, "by number, equal shares have two: that of the last round is another"
 
 
+def test_a_trainer_evaluates_and_predicts_on_unequal_parts_as_one_process_does(ranks):
+    for rank in ranks:
+        for outcome, samples in zip(rank["evaluated"], (23, 2, 1), strict=True):
+            assert outcome["figures"] == pytest.approx(outcome["expected"], rel=1e-12), "rank 0's, on all"
+            assert outcome["apart"] <= 1e-12
+            assert outcome["labels"], "in the dataset's order"
+            assert outcome["shapes"] == [[samples, 3]] * 2, "metrics see all predictions"
+            assert outcome["random state kept"]
+            assert outcome["restored"]
+            assert f"sample {samples - 1} is not there" in outcome["fails"], "on all ranks"
+    assert len({str(rank["evaluated"][0]["figures"]) for rank in ranks}) == 1
+
+
+def test_an_evaluation_stops_a_trainer_early_and_keeps_the_best_on_all_ranks(ranks):
+    first, second = (rank["stopped early"] for rank in ranks)
+    assert first == second
+    losses = first["losses"]
+    assert len(losses) < 9, "it stopped"
+    assert first["best"] == 5 * (1 + losses.index(max(losses))), "of the greatest loss, as it was asked to"
+
+
+def test_lightning_validates_on_unequal_parts_stops_early_and_keeps_the_best(ranks):
+    for rank in ranks:
+        outcome = rank["lightning validates"]
+        assert outcome["apart"] <= 1e-5, "Lightning sums in float32"
+        assert len(outcome["figures"]) >= 4
+        for parts in zip(*outcome["parts"], strict=True):
+            validated = [i for part in parts for i in part]
+            assert sorted(validated) == list(range(17)) * bool(validated), "each sample once"
+    assert ranks[0]["lightning validates"]["figures"] == ranks[1]["lightning validates"]["figures"]
+    assert ranks[0]["lightning validates"]["best"] == ranks[1]["lightning validates"]["best"] != ""
+
+
 def test_a_trainer_goes_on_in_the_middle_of_an_epoch(ranks):
     per_epoch = 4
     for rank in ranks:

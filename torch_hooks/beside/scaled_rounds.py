@@ -64,8 +64,8 @@ _REMEDIES = Remedies(
 _NOT_SCALED = (
     "the loss of the last batch was not scaled. Write balance.scale(loss).backward() for every batch, with 0 * loss "
     "for one to skip; in Lightning give callbacks=[ScaleLoss(balance)], in a Trainer end compute_loss in "
-    "super().compute_loss. Or wrap the optimizer before the loop: optimizer = DistributedOptimizer(optimizer, balance, "
-    "model.named_parameters())"
+    "super().compute_loss. To validate, use balance.evaluate(dataset, function). Or wrap the optimizer before the "
+    "loop: optimizer = DistributedOptimizer(optimizer, balance, model.named_parameters())"
 )
 _NOT_BACKWARD = (
     "the scaled loss of the last batch was not used, so other ranks would wait for its gradient; call "

@@ -19,7 +19,7 @@ from keras_fits import Start, on_rank_0
 from hvd_hetero.policies import BSP, LBBSP, Goodput, NonBlocking, SelfAdaptive, StaticAllocation
 from hvd_hetero.rounds import RoundPlan
 from hvd_hetero.session import balancer_of
-from keras_callbacks import LoadBalance, resize_batches
+from keras_callbacks import LoadBalance, resize_batches, validation_batches
 
 keras = tf.keras
 SAMPLES, BATCH, EPOCHS = 30, 8, 2
@@ -222,7 +222,9 @@ def train(case: dict[str, Any]) -> tuple[list[Seen], Any, dict[str, list[float]]
     )  # fmt: skip
     balance = LoadBalance(policy_of(case), global_batch=Walking() if case["global_batch"] == "adapts" else BATCH)
     options: dict[str, Any] = {"class_weight": CLASS_WEIGHTS} if case["weights"] == "class" else {}
-    if case["validation"]:
+    if case["validation"] == "shared":
+        options |= {"validation_data": validation_batches(samples_of(case), balance, 2)}
+    elif case["validation"]:
         part = tf.nest.map_structure(lambda array: array[hvd.rank() :: 2], samples_of(case))
         options |= {"validation_data": part, "validation_batch_size": SAMPLES}
     told: dict[str, list[float]] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ for name in ("RANK", "LOCAL_RANK"):
     os.environ[name] = os.environ["HOROVOD_RANK"]
 os.environ |= {"WORLD_SIZE": os.environ["HOROVOD_SIZE"], "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}  # not used
 import datasets  # noqa: E402
+import numpy as np  # noqa: E402
 import pytorch_lightning  # noqa: E402 - it looks at these variables
 import torch  # noqa: E402
 from peft import LoraConfig, get_peft_model  # noqa: E402
@@ -26,6 +28,7 @@ from torch_common import refusal  # noqa: E402
 from transformers import (  # noqa: E402
     BertConfig,
     BertForSequenceClassification,
+    EarlyStoppingCallback,
     LlamaConfig,
     LlamaForCausalLM,
     TrainingArguments,
@@ -34,11 +37,11 @@ from transformers import (  # noqa: E402
 from hvd_hetero import late_tables  # noqa: E402
 from hvd_hetero.policies import Goodput  # noqa: E402
 from hvd_hetero.session import balancer_of  # noqa: E402
-from torch_hooks import BalancedLoader, LoadBalance  # noqa: E402
+from torch_hooks import BalancedLoader, EvaluationLoader, LoadBalance  # noqa: E402
 from torch_hooks.lightning import ScaleLoss  # noqa: E402
 from torch_hooks.trainer import BalancedTrainer  # noqa: E402
 
-BATCH, SAMPLES, RATE, CLIP = 12, 12 * 4 + 3, 1e-2, 0.5
+BATCH, SAMPLES, VALIDATED, RATE, CLIP = 12, 12 * 4 + 3, 17, 1e-2, 0.5
 SHAPE: dict[str, Any] = {
     "vocab_size": 23, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
 }  # fmt: skip
@@ -173,6 +176,60 @@ def trained(kind: str, micro_batches: int, **more: Any) -> dict[str, Any]:
     }
 
 
+def evaluated(samples: int, policy: Any = None) -> dict[str, Any]:
+    """Figures and predictions of unequal parts, beside those of one process; it trains before, to learn speeds."""
+    trainer = trainer_of("samples", [], 1, num_train_epochs=1, per_device_eval_batch_size=4)
+    trainer.train()
+    balancer = balancer_of(trainer.balance)
+    balancer.finished = replace(balancer.finished, table=balancer.finished.table.replaced("samples_per_s", [3.0, 1.0]))
+    shapes: list[Any] = []
+
+    def metrics(found: Any) -> dict[str, float]:
+        shapes.append(found.predictions.shape)
+        return {"right": float((found.predictions.argmax(1) == found.label_ids).mean()), "rank": float(hvd.rank())}
+
+    trainer.compute_metrics = metrics
+    model, before = trainer.model, torch.get_rng_state()
+    outcome, predicted = trainer.evaluate(Indexed(samples)), trainer.predict(Indexed(samples))
+    kept = bool((before == torch.get_rng_state()).all())
+    model.eval()
+    with torch.no_grad():
+        alone = model(**batch_of("samples", list(range(samples))))
+    right = (alone.logits.argmax(1).numpy() == predicted.label_ids).mean()
+    return {
+        "figures": {name: outcome[f"eval_{name}"] for name in ("loss", "right", "rank")},
+        "expected": {"loss": float(alone.loss), "right": float(right), "rank": 0.0},
+        "apart": float(np.abs(alone.logits.numpy() - predicted.predictions).max()),
+        "labels": predicted.label_ids.tolist() == [i % 3 for i in range(samples)],
+        "shapes": shapes,
+        "random state kept": kept,
+        "restored": trainer.compute_metrics is metrics,
+        "fails": refusal(lambda: trainer.evaluate(Broken(samples))),
+    }
+
+
+class Broken(Indexed):
+    """Its last sample, which rank 1 has, cannot be read."""
+
+    def __getitem__(self, i: int) -> int:
+        if i == self.samples - 1:
+            raise ValueError(f"sample {i} is not there")
+        return i
+
+
+def stopped_early() -> dict[str, Any]:
+    """A training that an evaluation on unequal parts stops, and whose best checkpoint is loaded, on all ranks."""
+    trainer = trainer_of(
+        "samples", [], 1, num_train_epochs=9, path="early", save_strategy="epoch", eval_strategy="epoch",
+        load_best_model_at_end=True, metric_for_best_model="loss", greater_is_better=True,
+    )  # fmt: skip
+    trainer.add_callback(EarlyStoppingCallback(1))
+    trainer.train()
+    losses = [log["eval_loss"] for log in trainer.state.log_history if "eval_loss" in log]
+    best = trainer.state.best_global_step
+    return {"losses": losses, "steps": trainer.state.global_step, "best": best, "flat": flat(trainer.model).tolist()}
+
+
 def resumed(micro_batches: int) -> dict[str, Any]:
     """Trainings that stop in an epoch's midst, or end, and go on from their checkpoint, beside one that does not."""
     whole = trainer_of("tokens", [], micro_batches, num_train_epochs=3)
@@ -283,6 +340,30 @@ class Module(pytorch_lightning.LightningModule):
         return torch.optim.AdamW(self.parameters(), lr=RATE, weight_decay=0.0)
 
 
+class Validated(Module):
+    """Logs its loss over the validation data, and notes what one process would log."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.figures: list[tuple[float, float]] = []
+        self.parts: list[list[int]] = [[]]
+
+    def validation_step(self, batch: Any, number: int) -> None:
+        self.parts[-1].extend(batch)
+        self.log("val_loss", loss_of(self.net, batch), sync_dist=True, batch_size=len(batch))
+
+    def on_validation_epoch_end(self) -> None:
+        if self.trainer.sanity_checking:  # of two batches
+            self.parts = [[]]
+            return
+        self.alone = float(loss_of(self.net, range(VALIDATED)))
+        self.parts.append([])
+
+    def on_validation_end(self) -> None:
+        if not self.trainer.sanity_checking:
+            self.figures.append((float(self.trainer.callback_metrics["val_loss"]), self.alone))
+
+
 def loss_of(net: torch.nn.Module, indices: Any) -> torch.Tensor:
     x = torch.tensor([[i % 3, i % 5, i % 7] for i in indices], dtype=torch.float64)
     return functional.mse_loss(net(x), x.sin().sum(1, keepdim=True))
@@ -321,6 +402,23 @@ def lightning(micro_batches: int) -> dict[str, Any]:
         "logs its own loss": whole.losses[:1] == own,
         "resumed: apart": float((flat(second) - flat(whole)).abs().max()),
         "resumed: once": each_once(both, 3),
+    }
+
+
+def lightning_validates() -> dict[str, Any]:
+    """Early stopping and the best checkpoint by a loss over all ranks' parts, in the midst of epochs, too."""
+    module, seen = Validated(), []
+    path = os.path.join(os.environ[RUN_DIR], "best")
+    save = pytorch_lightning.callbacks.ModelCheckpoint(path, monitor="val_loss", save_top_k=1, filename="{step}")
+    stop = pytorch_lightning.callbacks.EarlyStopping("val_loss", patience=2)
+    fitted(module, seen, 1, save, stop, max_epochs=6, val_check_interval=2, validates=True)
+    rounds, _ = together(seen, 1)
+    return {
+        "apart": max(abs(told - alone) for told, alone in module.figures),
+        "figures": [told for told, _ in module.figures],
+        "parts": hvd.allgather_object(module.parts, name="validated"),
+        "best": os.path.basename(save.best_model_path),
+        "trained": len(rounds),
     }
 
 
@@ -367,6 +465,7 @@ def fitted(
     divided_by: int | None = None,
     data: Any = None,
     policy: Any = None,
+    validates: bool = False,
     **options: Any,
 ) -> None:
     def collate(samples: list[Any]) -> list[int]:
@@ -384,7 +483,8 @@ def fitted(
         gradient_clip_val=CLIP, enable_progress_bar=False, enable_checkpointing=bool(callbacks),
         callbacks=[ScaleLoss(balance), *callbacks], enable_model_summary=False, **options,
     )  # fmt: skip
-    trainer.fit(module, loader, ckpt_path=resume)
+    validation = EvaluationLoader(Indexed(VALIDATED), balance, 4, collate_fn=list) if validates else None
+    trainer.fit(module, loader, validation, ckpt_path=resume)
 
 
 def cases() -> dict[str, Callable[[], Any]]:
@@ -405,6 +505,9 @@ def cases() -> dict[str, Callable[[], Any]]:
         "stream, shard": lambda: streamed("shard", 2),
         "lightning, stream": lightning_streamed,
         "lightning": lambda: lightning(3),
+        "lightning validates": lightning_validates,
+        "evaluated": lambda: [evaluated(samples) for samples in (23, 2, 1)],
+        "stopped early": stopped_early,
     }
 
 

@@ -285,7 +285,7 @@ def test_after_a_fit_only_the_callback_or_a_release_lets_the_optimizer_update():
     batches, others = resize_batches((X, Y), balance), resize_batches((X, Y), balance)
     with pytest.raises(tf.errors.OpError, match="predict and evaluate"):
         model.predict(batches, verbose=0)
-    with pytest.raises(ValueError, match=r"validation_data.*each rank"):
+    with pytest.raises(ValueError, match=r"validation_data.*validation_batches"):
         model.fit(batches, validation_data=others, epochs=2, verbose=0, shuffle=False, callbacks=[balance])
     assert balance.rounds == 2, "the epoch before it"
     model.fit(batches, verbose=0, shuffle=False, callbacks=[balance])

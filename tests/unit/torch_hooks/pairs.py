@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 if __name__ == "__main__":
     sys.path[:0] = [str(Path(__file__).parents[3]), str(Path(__file__).parents[1])]
@@ -74,7 +74,7 @@ OPTIONS: dict[str, list[Any]] = {
     "clears": ["before", "after", "to zeros"],
     "unfreezes": [False, True],
     "scaler": [False, True],
-    "evaluates": [False, True],
+    "evaluates": [None, "in the body", "together"],
     "models": [1, 2],
     "ledger": [False, True],
 }
@@ -442,6 +442,26 @@ def reduce(case: dict[str, Any], job: Job) -> None:
                 parameter.grad = total / wire.size if case["reducer"] == "mean" else total
 
 
+def evaluate_together(job: Job) -> None:
+    """Have all ranks evaluate their parts, and compare the figures with those of this rank alone, and of all."""
+    x, y, _ = data()
+
+    def losses(batch: Any) -> dict[str, torch.Tensor]:
+        return {str(number): loss_of(model, *batch).mean() for number, model in enumerate(job.models)}
+
+    for model in job.models:
+        model.eval()
+    with torch.no_grad():
+        alone = losses((x, y))
+    figures = job.balance.evaluate(TensorDataset(x, y), losses, batch_size=5)
+    for model in job.models:
+        model.train()
+    for name, loss in alone.items():
+        assert abs(figures[name] - float(loss)) <= 1e-9, f"evaluated loss {name} is apart"
+    everywhere = job.balance._session.wire.allgather_object(figures.sums, name="figures")
+    assert all(sums == everywhere[0] for sums in everywhere), "ranks have other bits"
+
+
 def train(case: dict[str, Any]) -> tuple[list[list[tuple[int, list[int]]]], list[dict[str, torch.Tensor]]]:
     """Train on one rank; return (epoch, samples) of the micro-batches of each round, and what was learned."""
     policy, batch = policy_of(case), Walking() if case["global_batch"] == "adapts" else BATCH
@@ -459,7 +479,9 @@ def train(case: dict[str, Any]) -> tuple[list[list[tuple[int, list[int]]]], list
         balance = job.balance
         if case["unfreezes"] and balance.rounds >= UNFREEZES:
             job.models[0][0].requires_grad_(True)
-        if case["evaluates"]:
+        if case["evaluates"] == "together" and not own and balance.round_complete:
+            evaluate_together(job)
+        elif case["evaluates"]:
             with torch.no_grad():
                 for model in job.models:
                     model.eval()(x)
@@ -521,6 +543,8 @@ def train(case: dict[str, Any]) -> tuple[list[list[tuple[int, list[int]]]], list
                 left, seen[job.balance.rounds], begins = True, [], True
                 clear()
                 break
+        if case["evaluates"] == "together":
+            evaluate_together(job)
         if case["leaves"] == "resume" and job.balance.rounds == LEAVES:
             state = job.state()
             job.balance.close()
