@@ -26,7 +26,8 @@ def drawn_by(sampler: Iterable[Any], seed: int, *, in_batches: bool) -> Callable
         if callable(set_epoch := getattr(sampler, "set_epoch", None)):
             set_epoch(epoch)
         # Samplers draw from their own generator, or from PyTorch's, Python's or NumPy's, so all of these are seeded.
-        with seeded([seed, epoch], _generators(sampler)):
+        with random_state_kept():
+            seed_all(int(np.random.SeedSequence([seed, epoch]).generate_state(1)[0]), _generators(sampler))
             drawn = list(sampler)
         if in_batches:
             drawn = [index for batch in drawn for index in batch]
@@ -52,18 +53,20 @@ def _generators(sampler: Any) -> Iterator[torch.Generator]:
 
 
 @contextmanager
-def seeded(numbers: list[int], generators: Iterable[torch.Generator] = ()) -> Iterator[None]:
-    """Seed what programs draw random numbers from on the CPU; afterwards all but ``generators`` is as it was."""
-    seed = int(np.random.SeedSequence(numbers).generate_state(1)[0])
+def random_state_kept() -> Iterator[None]:
+    """Put back what programs draw random numbers from on the CPU, as it was before."""
     python, numpy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed accelerators, too
-        random.seed(seed)
-        np.random.seed(seed)
-        for generator in generators:
-            generator.manual_seed(seed)
         try:
             yield
         finally:
             random.setstate(python)
             np.random.set_state(numpy)
+
+
+def seed_all(seed: int, generators: Iterable[torch.Generator] = ()) -> None:
+    """Seed what programs draw random numbers from on the CPU by 32 bits, and these generators."""
+    random.seed(seed)
+    np.random.seed(seed)
+    for generator in (torch.default_generator, *generators):  # torch.manual_seed would seed accelerators, too
+        generator.manual_seed(seed)

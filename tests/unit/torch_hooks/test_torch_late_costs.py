@@ -19,7 +19,8 @@ from torch.utils.data import Dataset  # noqa: E402
 from hvd_hetero.measurement.cost_fit import CostMeter  # noqa: E402
 from hvd_hetero.policies import StaticAllocation  # noqa: E402
 from hvd_hetero.testing import ThreadRankError, run_on_threads  # noqa: E402
-from torch_hooks.data.samplers import seeded  # noqa: E402
+from torch_hooks.data.late_costs import SeededSamples  # noqa: E402
+from torch_hooks.data.samplers import random_state_kept, seed_all  # noqa: E402
 
 SAMPLES, BATCH = 400, 12
 LENGTHS = np.random.default_rng(4).lognormal(2.0, 1.0, SAMPLES).round() + 1.0
@@ -118,18 +119,19 @@ def test_random_numbers_outside_are_as_if_no_sample_had_drawn_any():
     def draw():
         return random.random(), np.random.random(), float(torch.rand(()))
 
-    with seeded([1, 2, 3]):
-        inside = draw()
-        with seeded([1, 2, 4]):
-            other = draw()
-    with seeded([1, 2, 3]):
-        again, more = draw(), draw()
-    assert inside == again
-    assert len({*inside, *other, *more}) == 9
-    with seeded([5]):
-        before = draw(), draw()
-    with seeded([5]):
-        first = draw()
-        with seeded([1, 2, 4]):
-            draw()
-        assert (first, draw()) == before
+    class Drawn(Texts):
+        def __getitem__(self, i):
+            return draw()
+
+    samples = SeededSamples(Drawn(), sum, seed=1)
+    with random_state_kept():
+        seed_all(7)
+        undisturbed = draw(), draw()
+        seed_all(7)
+        before, (one, other, again), (costs,), after = (
+            draw(), samples.__getitems__([(0, 3), (1, 3), (0, 3)]), samples.__getitems__([(0, [5, 3])]), draw(),
+        )  # fmt: skip
+    assert (before, after) == undisturbed
+    assert one == again
+    assert costs.costs[1] == sum(one)
+    assert len({*one, *other, *before, *after}) == 12
