@@ -91,7 +91,8 @@ class Job:
             order = SharedPermutation(len(lengths))
             if by_cost:
                 fit = balancer.meter.learner.enable_costs()
-                order.costs = SampleCosts.of(lengths, balancer.policy, fit, len(lengths), None, shared=True, late=late)
+                costs = len if late else lengths  # a function tells when samples are read, which none is here
+                order.costs = SampleCosts.of(costs, balancer.policy, fit, len(lengths), None, shared=True)
                 if late:
                     order.costs.receive = partial(self._note_ahead, order)
             self._cutters.append(Cutter(order, balancer.planner, balancer.rank))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Callable
 from typing import Any, Literal, cast
 
@@ -14,7 +15,7 @@ from hvd_hetero.bounds import Said
 from hvd_hetero.checks import integer
 from hvd_hetero.data.permutation import SharedPermutation
 from hvd_hetero.data.same_data import marks_of
-from hvd_hetero.data.sample_costs import NO_COSTS, CostOf, SampleCosts
+from hvd_hetero.data.sample_costs import NO_COSTS, CostOf, SampleCosts, cost_from
 from hvd_hetero.data.sample_order import SampleOrder
 from hvd_hetero.data.stream_orders import EndingShard, SharedStream
 from hvd_hetero.evaluation import EvaluationSpeeds
@@ -107,7 +108,12 @@ def resize_batches(
 
     def rounds_of(order: SampleOrder, batch_of: Callable[[Any], Any], **options: Any) -> RoundQueue:
         if cost_of is not None:
-            costs = (lambda sample: sample[-1]) if is_stream and callable(cost_of) else cost_of
+            costs = cost_of
+            if callable(cost_of):  # arrays are as they are, so their costs are known
+                costs = (
+                    operator.itemgetter(-1) if is_stream
+                    else [cost_from(cost_of, i, f"index {i}") for i in range(order.size or 0)]
+                )  # fmt: skip
             fit, length = balancer.meter.learner.enable_costs(), None if is_stream else order.size
             order.costs = SampleCosts.of(
                 costs, session.policy, fit, length, max_micro_batch_cost, shared=stream != "shard",

@@ -182,7 +182,7 @@ class BalancedLoader:
             size = None if self._streams else len(dataset)  # type: ignore[arg-type]  # maps have a length
             order.costs = SampleCosts.of(
                 cost_of, session.policy, session.balancer.meter.learner.enable_costs(), size, max_micro_batch_cost,
-                shared=stream != "shard", late=reads_ahead, devices=session.devices, logs=session.balancer.rank == 0,
+                shared=stream != "shard", devices=session.devices, logs=session.balancer.rank == 0,
             )  # fmt: skip
         elif max_micro_batch_cost is not None:
             raise ValueError(NO_COSTS)

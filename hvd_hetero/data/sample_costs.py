@@ -30,7 +30,7 @@ from hvd_hetero.policies.policy import Policy
 from hvd_hetero.rounds import LENGTHS, NO_SAMPLES, CostRule, RoundPlan, SampleFigures
 
 CostOf: TypeAlias = "Callable[[Any], float] | npt.ArrayLike"
-"""A number for each sample, or a function of a sample; in Keras, of the index of a sample in arrays."""
+"""A number for each sample, or a function of a sample."""
 
 # From the plan's shares to those in proportion to the bounds.
 _WAY = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -54,19 +54,12 @@ class SampleCosts:
     """What samples cost. ``size``: the samples of the dataset; None: a stream.
 
     ``largest``: the number of a micro-batch's samples times its greatest length, one number or one for each rank; None:
-    any. ``minimum``: the samples of each rank that has some, while there are enough. ``late``: costs are noted as
-    samples are read.
+    any. ``minimum``: the samples of each rank that has some, while there are enough.
+    With a function for samples that have indices, costs are noted as samples are read.
     """
 
     def __init__(
-        self,
-        cost_of: CostOf,
-        fit: CostMeter,
-        size: int | None,
-        largest: Any = None,
-        minimum: int = 1,
-        *,
-        late: bool = False,
+        self, cost_of: CostOf, fit: CostMeter, size: int | None, largest: Any = None, minimum: int = 1
     ) -> None:
         self._minimum = minimum
         self.rule: CostRule = LENGTHS
@@ -76,18 +69,17 @@ class SampleCosts:
         self._lengths = np.zeros(0)
         self.receive: Callable[[], None] | None = None
         """If costs are noted late, a function that waits until more of them are."""
-        if late:
-            assert size is not None, "a stream has no indices"
-            self._lengths = np.full(size, np.nan)
-        elif callable(cost_of):
+        if callable(cost_of) and size is None:
             self._of = cost_of
+        elif callable(cost_of):
+            self._lengths = np.full(size, np.nan)
         else:
             self._lengths = _whole(cost_of, size)
         self._bounds = np.atleast_1d(np.asarray(largest or 0.0))
         self._largest = float(self._bounds.min())
         self.exactly = False
         """True: no more micro-batches than are asked for."""
-        if len(self._lengths) and not late:
+        if len(self._lengths) and not callable(cost_of):
             self._require_fits(float(self._lengths.max()), f"index {self._lengths.argmax()}")
 
     @classmethod
@@ -100,7 +92,6 @@ class SampleCosts:
         largest: Any,
         *,
         shared: bool,
-        late: bool = False,
         devices: Sequence[str] = (),
         logs: bool = False,
     ) -> SampleCosts:
@@ -132,7 +123,7 @@ class SampleCosts:
                 f"multiple_of must be 1 with cost_of, which divides by cost and not by number, got "
                 f"{policy.multiple_of}; leave it out"
             )
-        return cls(cost_of, fit, size, largest, policy.minimum, late=late)
+        return cls(cost_of, fit, size, largest, policy.minimum)
 
     @property
     def limited(self) -> bool:
@@ -243,15 +234,10 @@ class SampleCosts:
                 self.receive()
                 lengths = self._lengths[samples]
             return lengths
-        each = samples if isinstance(samples, list) else samples.tolist()
-        return np.fromiter(map(self._length_of, each), np.float64, len(each))
-
-    def _length_of(self, sample: Any) -> float:
-        assert self._of is not None, "the caller has looked"
-        which = f"index {sample}" if isinstance(sample, int) else "a sample of the stream"
-        length = cost_from(self._of, sample, which)
-        self._require_fits(length, which)
-        return length
+        which = "a sample of the stream"
+        lengths = np.array([cost_from(self._of, sample, which) for sample in samples])
+        self._require_fits(float(lengths.max(initial=0.0)), which)
+        return lengths
 
     def _require_fits(self, length: float, which: str) -> None:
         if 0.0 < self._largest < length:
