@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from hvd_hetero.policies.device_shares import DeviceShares
 
 _RETURNS_BELOW = 2 / 3  # of the tolerance equal shares return; at all of it, noise would switch to and fro
+_PART_BY_COST = 0.25  # of the tolerance: at all of it, two ranks of speeds 1 and 1/2 stayed 4.5 % apart
 _DEPARTURE_PER_GAIN = 8.0  # of an equal share, for a round that is saved; where b = 0, 1 would do
 _TAKEN_BACK_BEYOND = 1.5  # times that, arbitrary; at 1, a split would follow every forecast of the gain
 
@@ -105,7 +106,7 @@ class LBBSP(Policy):
         self.minimum = integer("minimum", minimum, 1, remedy=f"{samples}; with 1 every rank's speed stays known")
         self.multiple_of = integer("multiple_of", multiple_of, 1, remedy=f"{samples}; 1 asks for no multiple")
         self._least = -(-self.minimum // self.multiple_of) * self.multiple_of
-        self.tolerance = checked_tolerance(tolerance)
+        self._tolerance = self.tolerance = checked_tolerance(tolerance)
         self.max_micro_batch = checked_micro_batch(max_micro_batch)
         self._predictor = predictor
         self._equal = RoundPlan((), ())
@@ -167,6 +168,8 @@ class LBBSP(Policy):
         if self._evidence is None:
             self._evidence = self._no_evidence()
         self._evidence.learn(table)
+        if table.column("work").any():  # divided by cost, batches have other sizes in each round anyway
+            self._tolerance = self.tolerance * _PART_BY_COST
         speeds, fixed, limits = (table.column(name) for name in ("samples_per_s", "fixed_samples", "limit"))
         if self._resting is None:
             return self._worthwhile(plan, speeds, fixed, limits)
@@ -203,23 +206,23 @@ class LBBSP(Policy):
         if plan.total != self._equal.total:
             self._equal = self._equally(plan.workers, plan.total)
         costs = AffineCosts(speeds, fixed, self._typical_size, self._least, self.multiple_of)
-        if not costs.all_known or self.tolerance == 0.0 or self._evidence is None:
+        if not costs.all_known or self._tolerance == 0.0 or self._evidence is None:
             wanted = costs.divided(plan, limits)
-            return wanted if costs.latest_s(wanted) < costs.latest_s(plan) * (1.0 - self.tolerance) else plan
+            return wanted if costs.latest_s(wanted) < costs.latest_s(plan) * (1.0 - self._tolerance) else plan
         equal, trusted_part = self._equal.within(limits), self._evidence.trusted_part(fixed)
         if plan.samples == equal.samples:
-            if costs.near_best(equal, self.tolerance, trusted_part):
+            if costs.near_best(equal, self._tolerance, trusted_part):
                 return plan
-        elif costs.near_best(equal, _RETURNS_BELOW * self.tolerance):
+        elif costs.near_best(equal, _RETURNS_BELOW * self._tolerance):
             return equal
         too_far = _departure(plan, equal) > _TAKEN_BACK_BEYOND * _DEPARTURE_PER_GAIN * costs.gain(equal)
-        if not too_far and costs.near_best(plan, self.tolerance, trusted_part):
+        if not too_far and costs.near_best(plan, self._tolerance, trusted_part):
             return plan
         wanted = costs.divided(plan, limits)
         worth = _DEPARTURE_PER_GAIN * costs.gain(equal, trusted_part)
         if (departs := _departure(wanted, equal)) > worth:
             wanted = self._cut(costs.between(equal, wanted, worth / departs), limits)
-        if not too_far and costs.latest_s(wanted) >= costs.latest_s(plan, trusted_part) * (1.0 - self.tolerance):
+        if not too_far and costs.latest_s(wanted) >= costs.latest_s(plan, trusted_part) * (1.0 - self._tolerance):
             return plan
         part = self._evidence.allowed_part(plan, wanted)
         return wanted if part == 1.0 else self._cut(costs.between(plan, wanted, part), limits)
