@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hvd_hetero.policies.device_shares import DeviceShares
 
 _RETURNS_BELOW = 2 / 3  # of the tolerance equal shares return; at all of it, noise would switch to and fro
-_PART_BY_COST = 0.25  # of the tolerance: at all of it, two ranks of speeds 1 and 1/2 stayed 4.5 % apart
+_PART_BY_COST = 0.25  # of the tolerance: at all of it, shares of 44 and 20 stayed at speeds 1 and 1/2, which wait 4.5 %
 _DEPARTURE_PER_GAIN = 8.0  # of an equal share, for a round that is saved; where b = 0, 1 would do
 _TAKEN_BACK_BEYOND = 1.5  # times that, arbitrary; at 1, a split would follow every forecast of the gain
 
@@ -168,8 +168,8 @@ class LBBSP(Policy):
         if self._evidence is None:
             self._evidence = self._no_evidence()
         self._evidence.learn(table)
-        if table.column("work").any():  # divided by cost, batches have other sizes in each round anyway
-            self._tolerance = self.tolerance * _PART_BY_COST
+        # Divided by cost, batches have other sizes in each round anyway, so a new split costs little.
+        self._tolerance = self.tolerance * (_PART_BY_COST if table.column("work").any() else 1.0)
         speeds, fixed, limits = (table.column(name) for name in ("samples_per_s", "fixed_samples", "limit"))
         if self._resting is None:
             return self._worthwhile(plan, speeds, fixed, limits)
