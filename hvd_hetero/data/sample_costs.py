@@ -69,12 +69,12 @@ class SampleCosts:
         self._lengths = np.zeros(0)
         self.receive: Callable[[], None] | None = None
         """If costs are noted late, a function that waits until more of them are."""
-        if callable(cost_of) and size is None:
-            self._of = cost_of
-        elif callable(cost_of):
-            self._lengths = np.full(size, np.nan)
-        else:
+        if not callable(cost_of):
             self._lengths = _whole(cost_of, size)
+        elif size is None:
+            self._of = cost_of
+        else:
+            self._lengths = np.full(size, np.nan)
         self._bounds = np.atleast_1d(np.asarray(largest or 0.0))
         self._largest = float(self._bounds.min())
         self.exactly = False
