@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hvd_hetero.bounds import Room
 from hvd_hetero.data.reading import Mark
 from hvd_hetero.data.sample_order import EpochEnd
 from hvd_hetero.data.stream_parts import StreamParts
@@ -57,7 +58,7 @@ def play(lengths, ranks, seed, *, stop=None, state=None, early=False, own=False,
 
     def case(rank):
         order = StreamParts(source(lengths, read), len(lengths), rank, ranks, gather.of(rank), own=own)
-        order.end = EpochEnd(joins=True, in_step=in_step)
+        order.end = EpochEnd(joins=True, room=Room(least=in_step))
         if state is None:
             order.start(EPOCH)
         else:
