@@ -17,6 +17,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch.nn import functional
 from torch.utils.data import TensorDataset
+from torchmetrics import MeanMetric
 
 from torch_hooks import BalancedLoader, EvaluationLoader, LoadBalance
 from torch_hooks.lightning import ScaleLoss
@@ -27,7 +28,7 @@ class Digits(pytorch_lightning.LightningModule):
 
     def __init__(self, balance: LoadBalance, slow: int | None) -> None:
         super().__init__()
-        self.balance, self.slow = balance, slow
+        self.balance, self.slow, self.accuracy = balance, slow, MeanMetric()
         self.net = torch.nn.Sequential(
             torch.nn.Conv2d(1, 16, 3, padding=1), torch.nn.ReLU(), torch.nn.MaxPool2d(2),
             torch.nn.Flatten(), torch.nn.Linear(16 * 4 * 4, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10),
@@ -44,8 +45,8 @@ class Digits(pytorch_lightning.LightningModule):
 
     def validation_step(self, batch: Any, number: int) -> None:
         images, labels = batch
-        right = (self.net(images).argmax(1) == labels).double().mean()
-        self.log("accuracy", right, sync_dist=True, batch_size=len(labels))  # the mean over the samples of all ranks
+        self.accuracy.update((self.net(images).argmax(1) == labels).double())
+        self.log("accuracy", self.accuracy)  # of the samples of all ranks
 
     def on_validation_end(self) -> None:
         if torch.distributed.get_rank() == 0 and not self.trainer.sanity_checking:

@@ -25,6 +25,7 @@ from pool import serve  # noqa: E402
 from torch.nn import functional  # noqa: E402
 from torch_beside import Indexed, Shifting  # noqa: E402
 from torch_common import refusal  # noqa: E402
+from torchmetrics import MeanMetric  # noqa: E402
 from transformers import (  # noqa: E402
     BertConfig,
     BertForSequenceClassification,
@@ -347,10 +348,12 @@ class Validated(Module):
         super().__init__()
         self.figures: list[tuple[float, float]] = []
         self.parts: list[list[int]] = [[]]
+        self.val_loss = MeanMetric()
 
     def validation_step(self, batch: Any, number: int) -> None:
         self.parts[-1].extend(batch)
-        self.log("val_loss", loss_of(self.net, batch), sync_dist=True, batch_size=len(batch))
+        self.val_loss.update(loss_of(self.net, batch), len(batch))
+        self.log("val_loss", self.val_loss)
 
     def on_validation_epoch_end(self) -> None:
         if self.trainer.sanity_checking:  # of two batches

@@ -479,7 +479,7 @@ def train(case: dict[str, Any]) -> tuple[list[list[tuple[int, list[int]]]], list
         balance = job.balance
         if case["unfreezes"] and balance.rounds >= UNFREEZES:
             job.models[0][0].requires_grad_(True)
-        if case["evaluates"] == "together" and not own and balance.round_complete:
+        if case["evaluates"] == "together" and not (own or case["out_of_memory"]) and balance.round_complete:
             evaluate_together(job)
         elif case["evaluates"]:
             with torch.no_grad():
