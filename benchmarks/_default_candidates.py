@@ -143,7 +143,8 @@ class SketchByReverting(Sketch):
 
     def next(self, plan: RoundPlan, finished: FinishedRound) -> RoundPlan:
         self.table = finished.table
-        return super().next(plan, finished)
+        known = (self.table.column("samples_per_s") > 0).all()
+        return super().next(plan, finished) if known else plan
 
     def rates(self, weights: Floats, beta: float) -> tuple[Floats, Floats]:
         speeds, fixed = self.table.column("samples_per_s"), self.table.column("fixed_samples")
