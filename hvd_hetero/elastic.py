@@ -4,7 +4,7 @@ Three kinds of knowledge, and each lives where it can survive:
 
     common    plans, what the policy keeps, the count of rounds: the same on every rank, so any survivor's will do
     own       a rank's predictor, and what fits its memory: bound to the process and its machine, whatever its rank
-    place     in the data; only the data side reads it (``state_dict`` of the order)
+    cursor    in the data; only the data side reads it (``state_dict`` of the order)
 
 If the very same ranks have come back, all goes on as it was committed. Otherwise the samples are divided anew, before
 the first round. Each rank sends the speed that it expects, and the policy divides by the speeds that are known
@@ -36,7 +36,7 @@ class SharedState(NamedTuple):
     """What is the same on every rank of a membership."""
 
     common: dict[str, Any] | None
-    place: Mapping[str, Any] | None
+    cursor: Mapping[str, Any] | None
     mixes: bool
     resets: int
     rates_for: int | None
@@ -48,7 +48,7 @@ class MembershipState:
     def __init__(self) -> None:
         self.common: dict[str, Any] | None = None
         """The part of the commit that is the same on all ranks; None before the first commit."""
-        self.place: Mapping[str, Any] | None = None
+        self.cursor: Mapping[str, Any] | None = None
         """The place in the data."""
         self.mixes = False
         """Whether each rank has its own model (D-PSGD, MATCHA). Their mean is the result of the training."""
@@ -70,33 +70,33 @@ class MembershipState:
         """True if this rank has committed anything; one that has just joined has not."""
         return self.own is not None
 
-    def capture(self, balancer: Balancer, place: Mapping[str, Any] | None = None, *, mixes: bool = False) -> None:
+    def capture(self, balancer: Balancer, cursor: Mapping[str, Any] | None = None, *, mixes: bool = False) -> None:
         """Keep the state of this moment, between two rounds. Nothing is sent."""
         self.common = balancer.state_dict()
         self.own = self.common.pop("pace")
         self._rank = balancer.rank
-        self.place = place
+        self.cursor = cursor
         self.mixes = mixes
         self.rates_for = balancer.planner.global_batch
 
     def state_dict(self) -> dict[str, Any]:
         """Return what is the same on every rank, as plain data."""
-        return {"common": self.common, "place": self.place, "rates_for": self.rates_for}
+        return {"common": self.common, "place": self.cursor, "rates_for": self.rates_for}
 
     def load_state_dict(self, state: Mapping[str, Any], own: Mapping[str, Any] | None, rank: int) -> None:
         """Load a commit as if this process had made it as ``rank``."""
-        self.common, self.place, self.rates_for = state["common"], state["place"], state["rates_for"]
+        self.common, self.cursor, self.rates_for = state["common"], state["place"], state["rates_for"]
         self.own, self._rank = own, None if own is None else rank
 
     def broadcast(self, wire: Wire) -> SharedState:
         """Return rank 0's state, for all to ``accept``; the first collective call of a membership."""
-        mine = (self.common, self.place, self.mixes, self.resets, self.rates_for)
+        mine = (self.common, self.cursor, self.mixes, self.resets, self.rates_for)
         return SharedState(*wire.broadcast_object(mine, root_rank=0, name="elastic.common"))
 
     def accept(self, shared: SharedState) -> None:
         """Take rank 0's state, once all else has arrived."""
         # Not earlier: a rank that fails before goes back to its own commit.
-        self.common, self.place, self.mixes, self.resets, self.rates_for = shared
+        self.common, self.cursor, self.mixes, self.resets, self.rates_for = shared
 
     def rate_factor(self, global_batch: int, *, scales: bool) -> float:
         """Return the factor of the learning rate for this global batch: by the linear rule, or 1."""
@@ -156,7 +156,7 @@ class Member:
     _save_parts: Callable[[], None]
     _load_parts: Callable[[], None]
     _scale_rates: Callable[[float], None]
-    _place: Callable[[], Mapping[str, Any] | None]
+    _cursor: Callable[[], Mapping[str, Any] | None]
     _let_go: Callable[[Any], None]
     # The error of a collective that has lost ranks, and a way to close this process's connections.
     _failure: type[Exception]
@@ -194,7 +194,7 @@ class Member:
     def save(self) -> None:
         """Keep everything as it is now; ``commit()`` calls this."""
         if (session := self._session) is not None:
-            self._membership.capture(session.balancer, self._place(), mixes=session.mixing is not None)
+            self._membership.capture(session.balancer, self._cursor(), mixes=session.mixing is not None)
         self._save_parts()
         super().save()  # type: ignore[misc]
         self._save_values()
@@ -213,8 +213,8 @@ class Member:
     def reset(self) -> None:
         """Go back to the last commit: the membership has changed (Horovod calls this on survivors)."""
         self._notice()
-        # Also if nothing has failed, and hosts were checked without a commit. The place in the data is the commit's, so
-        # all rounds since then are done again.
+        # Even if nothing has failed: hosts may have been checked without a commit. The cursor is the commit's, so all
+        # rounds since then are done again.
         self._leave()
         self._go_back()
         self._membership.resets += 1

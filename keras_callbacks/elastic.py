@@ -140,19 +140,19 @@ class KerasState(Member, ObjectState):  # type: ignore[misc]
             return
         same_ranks = self._follow_session(session)
         session.elastic = True
-        place, queue = self._membership.place, session.course.queue
-        if place is not None:
+        cursor, queue = self._membership.cursor, session.course.queue
+        if cursor is not None:
             if not same_ranks and queue is not None and not queue.survives_resets:
                 raise ValueError(f"ranks have changed in the middle of epoch {self.epoch}, and {_SHARDS}")
-            session.course.go_on(place, self.batch)
+            session.course.go_on(cursor, self.batch)
             self.batch = session.course.skipped
         elif queue is not None and not queue.survives_resets and self._wire.rank == 0:
             logger.warning("ranks must not change in the middle of an epoch: %s", _SHARDS)
         self._own = [v for layer in session.common_start.local_layers for v in weights_of(layer)]
 
-    def _place(self) -> Mapping[str, Any] | None:
+    def _cursor(self) -> Mapping[str, Any] | None:
         queue = self._session.course.queue
-        return None if queue is None else queue.place()
+        return None if queue is None else queue.cursor()
 
     def _let_go(self, session: FitSession) -> None:
         session.release()

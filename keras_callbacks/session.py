@@ -102,8 +102,8 @@ class FitSession(Session):
     def mean_gradients(self, gradients: list[Gradient]) -> list[Gradient]:
         """Return the gradients of the mean over all samples of the round, for a round of one micro-batch."""
         arrived = tf.nest.flatten(gradients, expand_composites=True)
-        share = self.calls.host.ask(self.calls.share, len(RoundWeights), after=arrived)
-        return self._all_reduce(gradients, share)
+        weights = self.calls.host.ask(self.calls.weights, len(RoundWeights), after=arrived)
+        return self._all_reduce(gradients, weights)
 
     def adapt_rate(self, optimizer: Any) -> None:
         """If the batch adapts, multiply the learning rate of this optimizer by the round's factor in each update."""

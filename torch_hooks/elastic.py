@@ -157,8 +157,8 @@ class TorchState(Member, ObjectState):  # type: ignore[misc]
         self._follow_session(balance._session)
         self._batches = batches
         if batches is not None:
-            if self._membership.place is not None:
-                batches.cutter.load_state_dict(self._membership.place)
+            if self._membership.cursor is not None:
+                batches.cutter.load_state_dict(self._membership.cursor)
             batches.before_round = self._commit_if_due
 
     def commit(self) -> None:
@@ -196,7 +196,7 @@ class TorchState(Member, ObjectState):  # type: ignore[misc]
         finally:
             self._inside = False
 
-    def _place(self) -> Mapping[str, Any] | None:
+    def _cursor(self) -> Mapping[str, Any] | None:
         return None if self._batches is None else self._batches.state_dict()
 
     def _hang_up(self) -> None:

@@ -68,7 +68,7 @@ class Shortage:
             for each in gathered:
                 each.guard()
             yield
-        except PartDone:  # the rest of the body is for the whole micro-batch
+        except PartDone:  # from the backward pass of a part (`beside.redone`); the rest of the body is for the whole
             return
         except Exception as error:
             if not is_out_of_memory(error):

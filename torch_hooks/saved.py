@@ -254,8 +254,8 @@ class SavedTraining:
                 membership.rates_for, session.balancer.planner.global_batch,
             )  # fmt: skip
         membership.resume(session.balancer, wire, session.prefix)
-        if membership.place is not None:
-            self._batches.cutter.load_state_dict(membership.place)
+        if membership.cursor is not None:
+            self._batches.cutter.load_state_dict(membership.cursor)
         self._saved_at = session.balancer.rounds
 
     def _read(self) -> dict[str, Any]:

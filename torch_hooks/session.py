@@ -166,13 +166,15 @@ class TorchSession(Session):
         for each in self._others:
             each.trains_here()
 
-    def begin(self, work: MicroBatch, input_s: float = 0.0, *, memory_in_use: bool = False, held: bool = False) -> None:
-        """Begin a micro-batch; ``memory_in_use``: right after one that did not fit; ``held``: other parts follow."""
+    def begin(
+        self, work: MicroBatch, input_s: float = 0.0, *, memory_in_use: bool = False, more_parts: bool = False
+    ) -> None:
+        """Begin a micro-batch; ``memory_in_use``: right after one that did not fit; ``more_parts``: others follow."""
         self.shortage.begins(memory_in_use=memory_in_use)
         if self.balancer.ledger is not None:
             torch.manual_seed(self.balancer.ledger.seed(self.balancer.rounds))
         if self.beside is not None:
-            self.beside.begin(work, input_s, held=held)
+            self.beside.begin(work, input_s, more_parts=more_parts)
             return
         assert self.optimizer is not None, "else rounds go beside a reducer"
         self.balancer.begin(work, input_s)

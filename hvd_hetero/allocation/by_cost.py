@@ -104,8 +104,8 @@ def _runs(
     alone = [0, *accumulate((c + p).tolist())]  # as if each sample were padded to itself
     n, k, whole = c.size, len(shares), sum(shares)
 
-    def at(level: float) -> tuple[float, list[int], float]:
-        """Return max_i F_i, the sizes, and by how much the last run exceeds its part."""
+    def runs_at(level: float) -> tuple[float, list[int], float]:
+        """Return max_i F_i, the sizes, and by how much the last run, which takes all that is left, exceeds its part."""
         start, worst, excess, sizes = 0, 0.0, 0.0, []
         for after, share in zip(range(k - 1, -1, -1), shares, strict=True):
             most, stop = n if room is None else start + room[start], n
@@ -119,16 +119,19 @@ def _runs(
             worst, excess = max(worst, cost / share), cost - level * share
             sizes.append(stop - start)
             start = stop
+        # Where the last run has more samples than its room, only a higher level helps, at which others take more. So
+        # the excess must be positive, whatever the last run costs.
         return (worst, sizes, excess) if stop <= most else (math.inf, sizes, max(cost, excess))
 
     low, high, level = 0.0, math.inf, alone[-1] / whole
     best: tuple[float, list[int]] = math.inf, []
     for _ in range(_BISECTIONS):
-        worst, sizes, excess = at(level)
+        worst, sizes, excess = runs_at(level)
         best = min(best, (worst, sizes))
         low, high = (level, high) if excess > 0 else (low, level)
+        # Bisection needs both ends. Until some level is enough, the excess is divided among all runs.
         level = level + excess / whole if high == math.inf else (low + high) / 2
-    return best if best[1] else at(math.inf)[:2]
+    return best if best[1] else runs_at(math.inf)[:2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,12 +258,16 @@ class _Work:
         value[(count < self.least).any(axis=0)] = math.inf
         way = int(value.argmin())
         found = ranks.copy()
+        # Digit j of the way is the place in the group of the rank that gets free sample j.
         found[free] = group[way // g ** np.arange(free.size) % g]
         return float(value[way]), found
 
 
 def _every_way(start: IntArray, values: IntArray, join: np.ufunc) -> IntArray:
-    """Return, by rank and way, what ``start`` becomes when each value joins a rank: the one of digit j for value j."""
+    """Return, by rank and way, what ``start`` becomes when each value joins a rank.
+
+    g ranks divide m values in g^m ways. A way's number has m digits in base g: digit j is the rank of value j.
+    """
     table, g = start[:, None], start.size
     for alone in values[:, None, None, None] * np.eye(g, dtype=np.int64)[:, :, None]:
         table = join(alone, table[:, None, :]).reshape(g, -1)

@@ -23,7 +23,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -34,8 +34,17 @@ from hvd_hetero.data.sample_order import Cut, SampleOrder
 from hvd_hetero.data.stream_orders import STATE_VERSION, Source, no_samples, require_kind, require_ranks
 from hvd_hetero.rounds import RoundPlan
 
-Key: TypeAlias = tuple[int, int, int]
-"""The number of the epoch or pass, of the part, and of all parts."""
+
+class Key(NamedTuple):
+    """Names a part of the stream, in one epoch or pass."""
+
+    number: int
+    """Of the epoch or pass."""
+    part: int
+    of: int
+    """How many parts there are."""
+
+
 Sample: TypeAlias = tuple[Key, int]
 
 _AHEAD_ROUNDS = 4  # that a rank reads, so that ranks tell each other every third round or so (arbitrary)
@@ -76,30 +85,30 @@ class StreamParts(SampleOrder):
     ) -> None:
         remedy = "give the rounds of an epoch, the same number on every rank"
         self._rounds = None if rounds is None else integer("rounds_per_epoch", rounds, 1, remedy=remedy)
-        self._read, self._count, self._rank, self._gather = read, parts, rank, gather
+        self._source, self._count, self._rank, self._gather = read, parts, rank, gather
         self.survives_resets = not own
         self._pools: list[deque[Sample]] = [deque() for _ in range(workers)]
-        self._begin(0, [(0, part, parts) for part in range(parts)])
+        self._begin(0, [Key(0, part, parts) for part in range(parts)])
 
     def _begin(self, epoch: int, parts: list[Key], round: int = 0) -> None:
         self.epoch, self._round = epoch, round
         self._queue = deque(parts)
         self._places: dict[Key, Place] = {}
-        self._reading: list[Key | None] = [None] * len(self._pools)
+        self._part_of_rank: list[Key | None] = [None] * len(self._pools)
         self._reader: _OwnReader | None = None
         for pool in self._pools:
             pool.clear()
         self._held: dict[Sample, Any] = {}  # the samples of this rank's pool, and of its rounds in flight
-        self._open: deque[tuple[RoundPlan, list[list[Sample]]]] = deque()
+        self._in_flight: deque[tuple[RoundPlan, list[list[Sample]]]] = deque()
 
     def start(self, epoch: int) -> None:
         """Begin an epoch; with ``rounds``, parts go on, with what was taken and not done."""
         if self._rounds is None:
-            self._begin(epoch, [(epoch, part, self._count) for part in range(self._count)])
+            self._begin(epoch, [Key(epoch, part, self._count) for part in range(self._count)])
             return
         self.epoch, self._round = epoch, 0
-        while self._open:
-            for pool, share in zip(self._pools, self._open.pop()[1], strict=True):
+        while self._in_flight:
+            for pool, share in zip(self._pools, self._in_flight.pop()[1], strict=True):
                 pool.extendleft(reversed(share))
 
     @property
@@ -109,7 +118,7 @@ class StreamParts(SampleOrder):
     @property
     def _more(self) -> bool:
         """Whether some part is not read to its end."""
-        return bool(self._queue) or any(map(self._reads, range(len(self._pools))))
+        return bool(self._queue) or any(map(self._is_open, range(len(self._pools))))
 
     @property
     def remaining(self) -> int | None:
@@ -130,12 +139,14 @@ class StreamParts(SampleOrder):
             raise ValueError(no_samples("every rank", self.epoch))
         plan = self.end.fit(plan, left if self._rounds is None else sys.maxsize)
         shares = list(zip(self._pools, plan.samples, strict=True))
-        while any(len(pool) < x and self._may_read(i) for i, (pool, x) in enumerate(shares)):
+        # It ends: an exchange fills a rank's pool unless its part ends, and parts are finitely many. With `rounds` they
+        # begin again, but a part without samples is an error.
+        while any(len(pool) < x and self._has_part_left(i) for i, (pool, x) in enumerate(shares)):
             self._exchange(needed, plan.samples)
         if any(len(pool) < x for pool, x in shares):
             self._even_out(plan)
         taken = [[pool.popleft() for _ in range(x)] for pool, x in shares]
-        self._open.append((plan, taken))
+        self._in_flight.append((plan, taken))
         self._round += 1
         numbers = [self.epoch, self._round, self._rounds or 0, self._count, len(self._queue), *map(len, self._pools)]
         # Here, so that a rank reads in each round, and not much in some of them.
@@ -145,7 +156,7 @@ class StreamParts(SampleOrder):
 
     def finish(self, done: Sequence[float], ended: Sequence[float] = ()) -> None:
         """Put back what each rank left undone, in front of its pool."""
-        plan, taken = self._open.popleft()
+        plan, taken = self._in_flight.popleft()
         # In a round that all finish, what is left out was left out on purpose, as in `undone`.
         counts = plan.samples if plan.ends == "all" else [int(count) for count in done]
         for pool, share, count in zip(self._pools, taken, counts, strict=True):
@@ -156,15 +167,15 @@ class StreamParts(SampleOrder):
     def state_dict(self) -> dict[str, Any]:
         """Return the places of all parts that are not done, the same on every rank; rounds in flight are not done."""
         left = self._unfinished()
-        begun = {key for i, key in enumerate(self._reading) if key is not None and self._reads(i)}
+        begun = {key for i, key in enumerate(self._part_of_rank) if key is not None and self._is_open(i)}
         # So that the same ranks read the same parts again.
-        order = {key: i for i, key in enumerate(self._reading)}
-        keys = sorted(begun | left.keys(), key=lambda key: (key[0], order.get(key, len(order)), key[1]))
+        order = {key: i for i, key in enumerate(self._part_of_rank)}
+        keys = sorted(begun | left.keys(), key=lambda key: (key.number, order.get(key, len(order)), key.part))
         keys += [key for key in self._queue if key not in left]
         places = {key: place.state_dict(left.get(key, ())) for key, place in self._places.items() if key in keys}
         return {
-            "version": STATE_VERSION, "stream": self.kind, "epoch": self.epoch, "round": self._round - len(self._open),
-            "ranks": len(self._pools), "parts": [[*key, places.get(key)] for key in keys],
+            "version": STATE_VERSION, "stream": self.kind, "ranks": len(self._pools), "epoch": self.epoch,
+            "round": self._round - len(self._in_flight), "parts": [[*key, places.get(key)] for key in keys],
         }  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -172,26 +183,26 @@ class StreamParts(SampleOrder):
         require_kind(state, self.kind)
         if not self.survives_resets:
             require_ranks(state["ranks"], len(self._pools))
-        places = {(number, part, of): place for number, part, of, place in state["parts"]}
+        places = {Key(*key): place for *key, place in state["parts"]}
         self._begin(state["epoch"], list(places), state["round"])
         self._places = {key: Place(place) for key, place in places.items() if place is not None}
 
     def _unfinished(self) -> dict[Key, list[int]]:
         left: dict[Key, list[int]] = {}
-        for samples in (*self._pools, *(share for _, taken in self._open for share in taken)):
+        for samples in (*self._pools, *(share for _, taken in self._in_flight for share in taken)):
             for key, number in samples:
                 left.setdefault(key, []).append(number)
         return left
 
-    def _reads(self, rank: int) -> bool:
-        key = self._reading[rank]
+    def _is_open(self, rank: int) -> bool:
+        key = self._part_of_rank[rank]
         return key is not None and not self._places[key].ended
 
     def _next_part(self, rank: int) -> Key | None:
-        return next((key for key in self._queue if self.survives_resets or key[1] == rank), None)
+        return next((key for key in self._queue if self.survives_resets or key.part == rank), None)
 
-    def _may_read(self, rank: int) -> bool:
-        return self._reads(rank) or self._next_part(rank) is not None
+    def _has_part_left(self, rank: int) -> bool:
+        return self._is_open(rank) or self._next_part(rank) is not None
 
     def _await(self, samples: int, shares: Sequence[int]) -> int:
         """Have ranks read until that many samples are in the pools, or all parts have ended; return how many are."""
@@ -200,20 +211,24 @@ class StreamParts(SampleOrder):
         return self._pooled
 
     def _exchange(self, samples: int, shares: Sequence[int]) -> None:
-        """Hand out parts, read ahead, and fill the pools by what each rank has read; on all ranks at once."""
+        """Hand out parts, read ahead, and fill the pools by what each rank has read; on all ranks at once.
+
+        Pools, parts and places stay the same on all ranks: they change by what ``gather`` gives to all. A rank's own
+        reading changes nothing but what it sends, and which samples it holds.
+        """
         for rank in range(len(self._pools)):
-            if not self._reads(rank) and (key := self._next_part(rank)) is not None:
+            if not self._is_open(rank) and (key := self._next_part(rank)) is not None:
                 self._queue.remove(key)
-                self._reading[rank], place = key, self._places.setdefault(key, Place())
+                self._part_of_rank[rank], place = key, self._places.setdefault(key, Place())
                 if rank == self._rank:
-                    self._reader = _OwnReader(partial(self._read, *key), place.state_dict(()))
+                    self._reader = _OwnReader(partial(self._source, *key), place.state_dict(()))
         self._read_ahead(samples, shares)
-        mine, own = None, self._reading[self._rank]
-        if own is not None and self._reader is not None and self._reads(self._rank):
-            self._held |= {(own, number): sample for number, sample in self._reader.unsent}
+        mine, key = None, self._part_of_rank[self._rank]
+        if key is not None and self._reader is not None and self._is_open(self._rank):
+            self._held |= {(key, number): sample for number, sample in self._reader.unsent}
             mine = self._reader.flush()
         received = self._gather(mine)
-        for rank, key in enumerate(self._reading):
+        for rank, key in enumerate(self._part_of_rank):
             if key is None or received[rank] is None:
                 continue
             place = self._places[key]
@@ -223,25 +238,29 @@ class StreamParts(SampleOrder):
             if place.ended and self._rounds is not None:
                 if place.number == 0:
                     raise ValueError(no_samples(f"rank {rank}", self.epoch))
-                self._queue.append((key[0] + 1, *key[1:]))
+                self._queue.append(key._replace(number=key.number + 1))
         left = self._unfinished()
         for key, place in list(self._places.items()):
             place.forget(min(left.get(key, ()), default=place.number))
             if place.ended and key not in left:
                 del self._places[key]
-                self._reading = [None if other == key else other for other in self._reading]
+                self._part_of_rank = [None if other == key else other for other in self._part_of_rank]
 
     def _read_ahead(self, samples: int, shares: Sequence[int]) -> None:
         """Read this rank's part until it has its share of some rounds, among the ranks that read."""
-        if self._reader is None or self._reader.ended or not self._reads(self._rank):
+        if self._reader is None or self._reader.ended or not self._is_open(self._rank):
             return
-        weights = [max(share, 1) if self._reads(rank) else 0 for rank, share in enumerate(shares)]
+        weights = [max(share, 1) if self._is_open(rank) else 0 for rank, share in enumerate(shares)]
         level = -(-_AHEAD_ROUNDS * samples * weights[self._rank] // sum(weights))
         here = len(self._pools[self._rank]) + len(self._reader.unsent)
         self._reader.unsent += self._reader.read(level - here)
 
     def _even_out(self, plan: RoundPlan) -> None:
-        """Send samples from ranks that hold more than their share to those that lack some."""
+        """Move samples from ranks that hold more than their share to those that lack some.
+
+        ``gather`` brings every moved sample to all ranks, and each keeps those of its pool. Only ranks without a part
+        left to read need this.
+        """
         wanted = proportional(plan.samples, self._pooled, minimum=0).tolist()
         spare: deque[Sample] = deque()
         sent: dict[Sample, Any] = {}

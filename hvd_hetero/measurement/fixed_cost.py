@@ -12,11 +12,11 @@ r, with ``β = r φ / (1 - φ)``, forecasts the M rounds after a change of size 
     e(φ) = log t - log(x + β),     ν(φ) = e(φ) - ℓ(φ),     ℓ(φ) <- ℓ(φ) + ν(φ) / min(n + 1, M)
     L(φ) <- L(φ) + (τ + 1) log(1 + ν(φ)² / (τ v)),         v = σ² (1 + 1 / n) + σ_0²
 
-with n the rounds in ℓ. L is twice the negative logarithm of a Student likelihood with τ degrees of freedom. While the
-size stays, all φ forecast alike. σ is 1.48 medians of what rounds differ from their level, found by steps of a tenth.
-Rank i's evidence is its own L_i and the others', which counts for C at most. A priori all φ of the grid are equally
-likely, and β comes from the mean of φ. So a split that is made before much is known does not count on the time to
-follow it.
+with n the rounds in ℓ, and σ_0 = 0.01 for what a line leaves out of a real step. L is twice the negative logarithm of a
+Student likelihood with τ degrees of freedom. While the size stays, all φ forecast alike. σ is 1.48 medians of what
+rounds differ from their level, found by steps of a tenth. Rank i's evidence is its own L_i and that of the others,
+which counts for C at most. A priori all φ of the grid are equally likely, and β comes from the mean of φ. So a split
+that is made before much is known does not count on the time to follow it.
 
 Shapes: n ranks, a grid of G shares φ. Cost: O(n) a round, O(nG) in the M rounds after a change of size.
 """
@@ -48,7 +48,11 @@ _EVIDENCE_CAP = 60.0  # of L: as much new evidence outweighs all before it
 # φ, in steps of 0.05, and finer where β = r φ / (1 - φ) grows fast; arbitrary. 0.99 ends it: with more, a round would
 # hardly depend on the split.
 _SHARES = np.concatenate([np.linspace(0.0, 0.9, 19), [0.92, 0.94, 0.96, 0.98, 0.99]])
-_ODDS = _SHARES / (1.0 - _SHARES)  # β / r
+
+
+def _betas_of(reference: float) -> Floats:
+    """Return the β of each φ, for a reference size r."""
+    return reference * (_SHARES / (1.0 - _SHARES))
 
 
 class FixedCosts(Kept):
@@ -64,17 +68,17 @@ class FixedCosts(Kept):
         self.samples = np.zeros(workers)
         """β of each rank; 0 before there is evidence."""
         self._reference = reference
-        self._betas = reference * _ODDS
+        self._betas = _betas_of(reference)
         self._against = np.zeros((workers, len(_SHARES)))  # L
         self._before = np.zeros(len(_SHARES))  # L of a former membership
         # σ before it is known: what ranks usually scatter (`policies.evidence` begins with more, to doubt moves). With
         # more, the first changes of size, which teach most, would count for less.
         self._noise = np.full(workers, 0.05)
-        # The rounds since the size changed: the size, the mean of log t, and their number.
+        # Since a rank's size or its level changed: the size, the mean of log t, and the number of rounds.
         self._size, self._level, self._rounds = np.zeros((3, workers))
-        # ℓ and n, in the rounds after a change.
+        # ℓ and n of each rank that is `_comparing`: it is in the M rounds after a change of size.
         self._forecast, self._counted = np.zeros((workers, len(_SHARES))), np.zeros(workers)
-        self._open = np.zeros(workers, dtype=np.bool_)
+        self._comparing = np.zeros(workers, dtype=np.bool_)
         self._counts = np.zeros(workers)  # micro-batches of the round before
         self._drivers = np.full((2, workers), np.nan)
         self._moved = np.zeros(workers, dtype=np.bool_)  # whether these had changed in the round before
@@ -97,15 +101,20 @@ class FixedCosts(Kept):
         # By a twentieth of the CPU or the memory; with less, a rank counts as unchanged.
         moved = (np.abs(drivers - self._drivers) >= 0.05).any(axis=0)  # False where one is NaN
         if (either := moved | self._moved).any():
-            self._rounds[either], self._open[either] = 0.0, False
+            self._rounds[either], self._comparing[either] = 0.0, False
         self._drivers, self._moved = drivers, moved
 
     def _observe(self, size: Floats, level: Floats, at: Ranks) -> None:
+        """Learn from a round of the ranks ``at``: the size of their micro-batches, and log t, which ``level`` is.
+
+        While a rank's size stays, `_level` and `_noise` follow its log t. A new size begins a comparison of the φ, each
+        from the level before. Then, or if a time is no noise, the level begins anew with this round.
+        """
         known, resized = self._rounds[at] > 0.0, size != self._size[at]
-        if np.count_nonzero(begins := known & resized & ~self._open[at]):
-            self._open_up(at[begins])
-        if np.count_nonzero(learns := self._open[at]):
-            self._learn(size[learns], level[learns], at[learns])
+        if np.count_nonzero(begins := known & resized & ~self._comparing[at]):
+            self._begin_comparing(at[begins])
+        if np.count_nonzero(learns := self._comparing[at]):
+            self._compare(size[learns], level[learns], at[learns])
 
         missed = np.abs(level - self._level[at])
         deviation = self._noise[at] * np.sqrt(1.0 + 1.0 / np.clip(self._rounds[at], 1.0, _ROUNDS_COMPARED))
@@ -115,21 +124,21 @@ class FixedCosts(Kept):
         rounds = self._rounds[at] = np.where(anew, 1.0, self._rounds[at] + 1.0)
         self._level[at] += (level - self._level[at]) / np.minimum(rounds, _ROUNDS_COMPARED)
         self._size[at] = size
-        self._open[at] &= rounds < _ROUNDS_COMPARED
+        self._comparing[at] &= rounds < _ROUNDS_COMPARED
 
-    def _open_up(self, at: Ranks) -> None:
+    def _begin_comparing(self, at: Ranks) -> None:
         """Begin to compare the φ, because the size has changed."""
         self._forecast[at] = self._level[at, None] - np.log(self._size[at, None] + self._betas)
         self._counted[at] = np.minimum(self._rounds[at], _ROUNDS_COMPARED)
-        self._open[at] = True
+        self._comparing[at] = True
 
-    def _learn(self, size: Floats, level: Floats, at: Ranks) -> None:
-        # σ_0 is 0.01: a line leaves as much out of a real step.
+    def _compare(self, size: Floats, level: Floats, at: Ranks) -> None:
+        """Add to L how far each φ has missed log t, which ``level`` is, of the ranks ``at``."""
         variance = self._noise[at] ** 2 * (1.0 + 1.0 / self._counted[at]) + 0.01**2
         missed = level[:, None] - np.log(size[:, None] + self._betas) - self._forecast[at]
         # A round that every φ misses shows a change of the rank. It teaches nothing, and ℓ begins again.
         strange = np.abs(missed).min(axis=1) > np.maximum(_CHANGE_DEVIATIONS * np.sqrt(variance), _CHANGE_OF_TIME)
-        self._open[at[strange]] = False
+        self._comparing[at[strange]] = False
         if strange.all():
             return
         at, missed, variance = at[~strange], missed[~strange], variance[~strange]
@@ -164,9 +173,9 @@ class FixedCosts(Kept):
         """Begin from that evidence, also with other ranks and another reference size; forget what was learned here."""
         reference = self._reference
         super().load_state_dict(state)
-        self._before = np.interp(self._betas, self._reference * _ODDS, self._before)
+        self._before = np.interp(self._betas, _betas_of(self._reference), self._before)
         self._reference = reference
-        self._against[:], self._rounds[:], self._open[:] = 0.0, 0.0, False
+        self._against[:], self._rounds[:], self._comparing[:] = 0.0, 0.0, False
         self.samples = np.zeros(len(self._rounds))
         if self._before.any():
             self._weigh_evidence()

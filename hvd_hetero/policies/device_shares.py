@@ -68,7 +68,8 @@ class DeviceShares(Kept):
         """Forget what was learned, and begin the ladder again."""
         self._comm_s = EMA()
         self._climbed = 0
-        # Two turns of the ladder, before it is given up.
+        # In one turn a device measures each size once. The second is for those whose times were disturbed in the first
+        # (two is arbitrary).
         self._patience = 2 * LADDER_ROUNDS
         self._on_ladder = True
 

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from hvd_hetero.policies.affine_shares import AffineCosts, Floats
 
-# All are arbitrary.
+# The reasons give the magnitude of each; the digit is arbitrary.
 _GAIN_OF_REST = 0.01  # ε: a smaller gain is not seen in measurements
 _ROUNDS_BETWEEN_TRIALS = 20  # K: of a rank, however cheap they are
 _TIME_OF_TRIALS = 0.002  # c: of all time, a fifth of the gain for which a rank rests

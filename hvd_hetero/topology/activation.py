@@ -35,10 +35,9 @@ def most_connected(laplacians: Array, budget: float) -> Array:
     if budget == 1.0:
         return p
     spent: Any = {"type": "eq", "fun": lambda p: p.sum() - budget * count, "jac": np.ones_like}
-    # The soft minimum's largest error, relative to the connectivity before: smooth at first, and exact in the end. On
-    # the graphs of benchmarks/results/topology.md the connectivity comes within 4e-5 of the proven bound that an
-    # interior point gives (the tests' bound: cutting planes), and a round shrinks disagreement as much in all digits
-    # shown there.
+    # How far the soft minimum may lie below the true one, as a part of the connectivity so far. It begins smooth, so
+    # that kinks stop no step, and ends sharp. At 1e-4 the connectivity comes within 4e-5 of the proven bound, on the
+    # graphs of benchmarks/results/topology.md.
     for error in (1e-1, 1e-2, 1e-3, 1e-4):
         before = float(np.linalg.eigvalsh(np.tensordot(p, laplacians, 1))[1])
         sharpness = np.log(nodes) / (error * before)

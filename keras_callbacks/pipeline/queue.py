@@ -98,7 +98,7 @@ class RoundQueue:
         with self.lock:
             return self.ends and self._used > 0 and not self._known and not self._cutter.more
 
-    def place(self) -> dict[str, Any] | None:
+    def cursor(self) -> dict[str, Any] | None:
         """Return, between rounds, where the epoch stands, for ``go_on``; None at its end, where the next one begins."""
         with self.lock:
             return None if self.at_end else self._cutter.state_dict()

@@ -130,7 +130,7 @@ class RoundCalls:
             self.weigh(*weight)
         if balancer.closing or balancer.stop_early():
             # By plan, or since another rank has finished. What is gathered is weighted already, so it counts whole.
-            _, counts, planned, _, measured = self.share()
+            _, counts, planned, _, measured = self.weights()
             own = balancer.gradient.planned(balancer.work) / counts if counts else 0.0
             self.samples = balancer.samples_so_far
             self.micro_batches.leaves = True
@@ -141,9 +141,9 @@ class RoundCalls:
     def _begin_next(self, input_s: float) -> list[float]:
         begin, size = self.micro_batches.begin_next(input_s)
         work = self.balancer.work
-        return [begin, size, True, *self.share(), work.samples / work.plan.total]
+        return [begin, size, True, *self.weights(), work.samples / work.plan.total]
 
-    def share(self) -> list[float]:
+    def weights(self) -> list[float]:
         """Return this rank's `RoundWeights`, if the current micro-batch is the round's last."""
         balancer, own = self.balancer, self.balancer.work.gradient_weight
         counts = balancer.meter.round.weight + own
@@ -160,7 +160,7 @@ class RoundCalls:
                 "must be finite and at least 0. Have weight_of return what the mean loss is over, as a number of tokens"
             )
         balancer.weigh(float(weight) if work.samples else 0.0)
-        return self.share()
+        return self.weights()
 
     def learning_rate(self) -> tf.Tensor:
         """Return the optimizer's learning rate, in the graph; 1 if ranks may have different ones."""

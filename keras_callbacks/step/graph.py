@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 # The numbers that describe a micro-batch which begins: the first row and the number of rows of its slice, whether it is
 # one (0 at the round's end), this rank's ``RoundWeights``, and the micro-batch's fraction of the round's samples.
 _BEGIN, _SIZE, _MORE, _WEIGHT = range(4)
-_SHARE = slice(_WEIGHT, _WEIGHT + len(RoundWeights))
+_WEIGHTS = slice(_WEIGHT, _WEIGHT + len(RoundWeights))
 _PLANNED = _WEIGHT + RoundWeights.PLANNED
 _PART = _WEIGHT + len(RoundWeights)
 _NUMBERS = _PART + 1
@@ -79,7 +79,7 @@ class GraphRound:
             try:
                 # A tape names the gradients of operations by their scope, and `own_changes` finds them by that name.
                 with tf.name_scope("step"):
-                    logs = figures.observed(as_keras_converts(step), data, lambda: self._shares(state), again=again)
+                    logs = figures.observed(as_keras_converts(step), data, lambda: self._fractions(state), again=again)
             finally:
                 self._weights.end()
             if self._updated and not (again or tf.executing_eagerly()):  # else the step is refused for that
@@ -98,15 +98,15 @@ class GraphRound:
         if tf.executing_eagerly() or _has_custom_gradients(tf.compat.v1.get_default_graph()):
             return loss
         self._weighed = True
-        return loss * tf.cast(self._share(self._state)[RoundWeights.GRADIENT], loss.dtype)
+        return loss * tf.cast(self._round_weights(self._state)[RoundWeights.GRADIENT], loss.dtype)
 
-    def _share(self, state: tf.Tensor) -> tf.Tensor:
+    def _round_weights(self, state: tf.Tensor) -> tf.Tensor:
         """Return this rank's weights in a round of one micro-batch."""
         if self._counted is None and (weight := self._weights.weight()) is not None:
             self._counted = self._calls.host.ask(self._calls.weigh, len(RoundWeights), weight)
-        return state[_SHARE] if self._counted is None else self._counted
+        return state[_WEIGHTS] if self._counted is None else self._counted
 
-    def _shares(self, state: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def _fractions(self, state: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Return the micro-batch's fraction of means over the round, as known after its step; and of its samples."""
         if self._gathering:
             # By plan: `correct` follows once the round's weight is known.
@@ -132,7 +132,7 @@ class GraphRound:
         weighed, self._weighed = self._weighed, False
         if state is None:
             raise RoundStateError(_OUTSIDE)
-        return update(self._synchronised(gradients, variables, self._share(state), weighed))
+        return update(self._synchronised(gradients, variables, self._round_weights(state), weighed))
 
     def _require_synchronised(self, trained: list[tf.Variable]) -> None:
         """Refuse variables that the step trains beside the synchronised update, or that were not broadcast."""
@@ -205,7 +205,7 @@ class GraphRound:
         )
         self._state = None
         reached = [v for v in variables if v is not None]
-        reduced = iter(self._synchronised(gradients, reached, state[_SHARE], weighed=True))
+        reduced = iter(self._synchronised(gradients, reached, state[_WEIGHTS], weighed=True))
         if weight is not None and self._synchroniser.correction is not None:
             self._figures.correct(before, self._synchroniser.correction, self._synchroniser.samples_done)
         if not self._calls.balancer.policy.updates_locally:
@@ -280,7 +280,7 @@ class GraphRound:
             return state, tf.nest.map_structure(tf.identity, data, expand_composites=True)
 
     def _synchronised(
-        self, gradients: list[Any], variables: list[Any], share: tf.Tensor, weighed: bool = False
+        self, gradients: list[Any], variables: list[Any], weights: tf.Tensor, weighed: bool = False
     ) -> list[Any]:
         """Return the gradients to update with: sums over ranks for shared variables, this rank's own for local ones."""
         own = self._own()
@@ -294,9 +294,9 @@ class GraphRound:
                 "the loss reaches no variable that ranks share and train; give compile a loss, and check trainable and "
                 "local_layers"
             )
-        reduced = iter(self._synchroniser(present, share, weighed=weighed))
+        reduced = iter(self._synchroniser(present, weights, weighed=weighed))
         its_own = [g for g, here in zip(gradients, shared, strict=True) if g is not None and not here]
-        kept = iter(scaled(its_own, share[RoundWeights.OWN_MEAN]))  # zero if the rank has held no data
+        kept = iter(scaled(its_own, weights[RoundWeights.OWN_MEAN]))  # zero if the rank has held no data
         return [
             None if g is None else next(reduced if here else kept) for g, here in zip(gradients, shared, strict=True)
         ]

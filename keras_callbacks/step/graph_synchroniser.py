@@ -41,55 +41,78 @@ class GraphSynchroniser(ABC):
         """All ranks' samples of the round over those that were planned, in the graph that is traced."""
         self._eagerly = tf.function(self._synchronise, autograph=False, reduce_retracing=True)
 
-    def __call__(self, gradients: list[Gradient], share: tf.Tensor, *, weighed: bool = False) -> list[Gradient]:
-        """Return the gradients to update with. ``share`` has this rank's ``RoundWeights``.
+    def __call__(self, gradients: list[Gradient], weights: tf.Tensor, *, weighed: bool = False) -> list[Gradient]:
+        """Return the gradients to update with. ``weights`` are this rank's ``RoundWeights``.
 
         ``weighed``: the gradients are the mean times the weight already (but NaN may be among 0 times the mean).
         """
         if tf.executing_eagerly():
             # Collectives are matched by the names of nodes, which only graphs have.
-            return list(self._eagerly(gradients, share, weighed))
-        return self._synchronise(gradients, share, weighed)
+            return list(self._eagerly(gradients, weights, weighed))
+        return self._synchronise(gradients, weights, weighed)
 
     @abstractmethod
-    def _synchronise(self, gradients: list[Gradient], share: tf.Tensor, weighed: bool) -> list[Gradient]: ...
+    def _synchronise(self, gradients: list[Gradient], weights: tf.Tensor, weighed: bool) -> list[Gradient]: ...
 
     def _mean(
         self,
         tensors: list[tf.Tensor],
-        share: tf.Tensor,
+        weights: tf.Tensor,
         after: list[Any],
-        of: Callable[[list[Any]], list[Any]] = list,
+        factor: tf.Tensor | None = None,
         squares: Callable[[list[tf.Tensor], list[tf.Tensor]], list[tf.Tensor]] = lambda sent, sums: [],
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
         """Return the tensors' sums over all ranks, corrected from planned to actual samples; and the correction.
 
-        ``of`` makes the tensors that leave from those of a bucket. The table leaves after the tensors in ``after``.
-        ``squares`` makes the squared norms for the balancer from the tensors that left and their sums.
+        What leaves is ``factor`` times the tensors. The table leaves after the tensors in ``after``. ``squares`` makes
+        the squared norms for the balancer from the tensors that left and their sums.
         """
         calls = self._calls
         # The last tensors first, as the backward pass brings them. A bucket waits for nothing but its own members.
         backwards = tensors[::-1]
         members = division.divide([size_in_bytes(t) for t in backwards], [t.dtype for t in backwards])
-        buckets = [of([backwards[i] for i in places]) for places in members]
-        takes_more = [_takes_more(bucket) for bucket in buckets]
+        buckets = [[backwards[i] for i in places] for places in members]
+        if factor is not None:
+            buckets = [scaled(bucket, factor) for bucket in buckets]
         sent = [*itertools.chain(*buckets)]
+        sums, table, counts = self._sums_and_table(buckets, weights, after)
+        summed = [*itertools.chain(*sums)]
+        # The agreed round is over: a rank's work from then on is its update.
+        answer = calls.host.ask(calls.agree, 3, table, *squares(sent, summed), after=summed if calls.apart else ())
+        correction, self.samples_done = answer[0], answer[2]
+        if calls.balancer.planner.goodput is not None:
+            calls.rate_factor.assign(answer[1])
+        if counts is not None:
+            correction = self._early_correction(weights, counts)
+        corrected = itertools.chain.from_iterable(scaled(bucket, correction) for bucket in sums if bucket)
+        by_index = dict(zip(itertools.chain.from_iterable(members), corrected, strict=True))
+        return [by_index[i] for i in reversed(range(len(tensors)))], correction
+
+    def _sums_and_table(
+        self, buckets: list[list[tf.Tensor]], weights: tf.Tensor, after: list[Any]
+    ) -> tuple[list[list[tf.Tensor]], tf.Tensor, tf.Tensor | None]:
+        """Return the sums of the buckets over all ranks, the table, and the counts for `_early_correction`, or None.
+
+        Counts and row are appended to buckets that carry them at no cost.
+        """
+        calls = self._calls
+        takes_more = [_takes_more(bucket) for bucket in buckets]
         carrier = self._carrier(takes_more)
         broken = []
         if calls.looks:
             # One gradient, since a loss's NaN reaches them all; and not a stand-in's, which weighs nothing.
             looked_at = buckets[carrier or 0][0] if buckets else after[-1]
-            broken = [_broken(looked_at) * tf.sign(share[RoundWeights.GRADIENT])]
-        # After the share too, since the row has the weight.
+            broken = [_broken(looked_at) * tf.sign(weights[RoundWeights.GRADIENT])]
+        # After the weights too, since the row has that of the gradient.
         row = calls.host.ask(
             calls.report, RoundTable.length(calls.balancer.workers) + 1, calls.learning_rate(), *broken,
-            after=[share, *after], timed=True,
+            after=[weights, *after], timed=True,
         )  # fmt: skip
         if carrier is not None:
             flag = broken[0] if broken else 0.0
             # As many numbers where none is looked at: ranks on a device may train beside others on processors.
             ranks = tf.one_hot(calls.balancer.rank, calls.balancer.workers, flag, dtype=tf.float64)
-            counted = share[RoundWeights.COUNTED : RoundWeights.PLANNED]
+            counted = weights[RoundWeights.COUNTED : RoundWeights.PLANNED]
             buckets[carrier].append(tf.cast(tf.concat([counted, ranks], 0), buckets[carrier][0].dtype))
         # A device's clock (``apart``) makes the table some time after the last gradient, which must not wait for it.
         if takes_more and takes_more[-1] and not calls.apart:
@@ -100,18 +123,7 @@ class GraphSynchroniser(ABC):
         with tf.device("CPU:0") if calls.apart else contextlib.nullcontext():
             sums.append(self._sum(buckets[-1], len(sums)))
         table = tf.cast(sums[-1].pop(), tf.float64)
-        counts = None if carrier is None else sums[carrier].pop()
-        summed = [*itertools.chain(*sums)]
-        # The agreed round is over: a rank's work from then on is its update.
-        answer = calls.host.ask(calls.agree, 3, table, *squares(sent, summed), after=summed if calls.apart else ())
-        correction, self.samples_done = answer[0], answer[2]
-        if calls.balancer.planner.goodput is not None:
-            calls.rate_factor.assign(answer[1])
-        if counts is not None:
-            correction = self._early_correction(share, counts, looked=bool(broken))
-        corrected = itertools.chain.from_iterable(scaled(bucket, correction) for bucket in sums if bucket)
-        by_index = dict(zip(itertools.chain.from_iterable(members), corrected, strict=True))
-        return [by_index[i] for i in reversed(range(len(tensors)))], correction
+        return sums, table, None if carrier is None else sums[carrier].pop()
 
     def _carrier(self, takes_more: list[bool]) -> int | None:
         """Return the number of the bucket that samples are summed along with; None: updates wait for the table."""
@@ -123,11 +135,11 @@ class GraphSynchroniser(ABC):
         candidates = takes_more if self._calls.apart else takes_more[:-1]
         return candidates.index(True) if True in candidates else None
 
-    def _early_correction(self, share: tf.Tensor, counts: tf.Tensor, *, looked: bool) -> tf.Tensor:
-        """Return the correction by the sum of samples; refuse NaN of ranks, which ``looked`` for it in that bucket."""
+    def _early_correction(self, weights: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
+        """Return the correction by the sum of samples; refuse NaN that ranks have found in that bucket."""
         # Updates do not wait for the table: in a round that it refuses, some may have been made.
-        correction, ranks = correction_of(share[RoundWeights.PLANNED], counts[0]), counts[1:]
-        if not looked:
+        correction, ranks = correction_of(weights[RoundWeights.PLANNED], counts[0]), counts[1:]
+        if not self._calls.looks:
             return correction
         host, refuse = self._calls.host, self._calls.refuse
         return tf.cond(tf.reduce_any(ranks > 0), lambda: host.ask(refuse, 1, ranks)[0], lambda: correction)
@@ -141,8 +153,8 @@ class GraphSynchroniser(ABC):
 class GraphAllreduce(GraphSynchroniser):
     """The mean gradient over all samples of the round, on every rank."""
 
-    def _synchronise(self, gradients: list[Gradient], share: tf.Tensor, weighed: bool) -> list[Gradient]:
-        weight = share[RoundWeights.GRADIENT]
+    def _synchronise(self, gradients: list[Gradient], weights: tf.Tensor, weighed: bool) -> list[Gradient]:
+        weight = weights[RoundWeights.GRADIENT]
         rows = [g for g in gradients if isinstance(g, tf.IndexedSlices)]
         dense = [g for g in gradients if not isinstance(g, tf.IndexedSlices)]
         own = [_weighted(g, weight, weighed) for g in rows]
@@ -151,18 +163,17 @@ class GraphAllreduce(GraphSynchroniser):
         every = self._calls.squares.plan(sum(g.shape.num_elements() or 0 for g in dense))
 
         def squares(sent: list[tf.Tensor], sums: list[tf.Tensor]) -> list[tf.Tensor]:
-            due = share[RoundWeights.TAKES_SQUARES]
+            due = weights[RoundWeights.TAKES_SQUARES]
             return _in_some_rounds(every, due, lambda: _squares([*sent, *own], [*sums, *gathered]))
 
         # A weight of 0 gives 0, whatever NaN a stand-in has made.
         if weighed:
-            sign = tf.sign(weight)
-            means, correction = self._mean(dense, share, dense + arrived, lambda bucket: scaled(bucket, sign), squares)
+            means, correction = self._mean(dense, weights, dense + arrived, tf.sign(weight), squares)
         else:
-            weights = {dtype: tf.cast(weight, dtype) for dtype in {g.dtype: None for g in dense}}
+            of_type = {dtype: tf.cast(weight, dtype) for dtype in {g.dtype: None for g in dense}}
             # One by one, so that none waits for another, and in place, since they are used only here.
-            weighted = [tf.math.multiply_no_nan(g, weights[g.dtype]) for g in dense]
-            means, correction = self._mean(weighted, share, weighted + arrived, squares=squares)
+            weighted = [tf.math.multiply_no_nan(g, of_type[g.dtype]) for g in dense]
+            means, correction = self._mean(weighted, weights, weighted + arrived, squares=squares)
         self.correction = correction
         of_rows, whole = iter(scaled(gathered, correction)), iter(means)
         return [next(of_rows) if isinstance(g, tf.IndexedSlices) else next(whole) for g in gradients]
@@ -187,7 +198,7 @@ class GraphNeighbourAverage(GraphSynchroniser):
         super().__init__(calls, variables)
         self._mixing = mixing
 
-    def _synchronise(self, gradients: list[Gradient], share: tf.Tensor, weighed: bool) -> list[Gradient]:
+    def _synchronise(self, gradients: list[Gradient], weights: tf.Tensor, weighed: bool) -> list[Gradient]:
         calls = self._calls
         workers, most = calls.balancer.workers, self._mixing.most_neighbours
         computed = [_numbers(g) for g in gradients]
@@ -205,10 +216,10 @@ class GraphNeighbourAverage(GraphSynchroniser):
             )
             theirs = tf.linalg.matvec(tf.reshape(received, [most, size]), tf.cast(others, flat.dtype), transpose_a=True)
             mixed.append((group, theirs + tf.cast(own, flat.dtype) * flat))
-        _, correction = self._mean([], share, computed)
+        _, correction = self._mean([], weights, computed)
         for group, flat in mixed:
             assign(group, flat)
-        return scaled(gradients, share[RoundWeights.GRADIENT] * workers * correction)
+        return scaled(gradients, weights[RoundWeights.GRADIENT] * workers * correction)
 
     def _partners(self) -> list[float]:
         """Return the exchange of this round, as one list of numbers."""
@@ -219,11 +230,11 @@ class GraphNeighbourAverage(GraphSynchroniser):
 class GraphLocalUpdates(GraphSynchroniser):
     """ElasticBSP's local updates: after its last step, ``x <- sum_i (S_i / S) x_i``, for weights and state alike."""
 
-    def _synchronise(self, gradients: list[Gradient], share: tf.Tensor, weighed: bool) -> list[Gradient]:
+    def _synchronise(self, gradients: list[Gradient], weights: tf.Tensor, weighed: bool) -> list[Gradient]:
         variables = [v for v in self._variables() if v.dtype.is_floating]
         values = [v.read_value() for v in variables]  # after the update, which has written them
-        weighted = scaled(values, share[RoundWeights.COUNTED] / share[RoundWeights.PLANNED])
-        for variable, value in zip(variables, self._mean(weighted, share, weighted)[0], strict=True):
+        weighted = scaled(values, weights[RoundWeights.COUNTED] / weights[RoundWeights.PLANNED])
+        for variable, value in zip(variables, self._mean(weighted, weights, weighted)[0], strict=True):
             variable.assign(value)
         return gradients
 

@@ -219,7 +219,7 @@ class Broadcast:
 
     def broadcast_object(self, obj, root_rank, name):
         root = self.root
-        return copy.deepcopy((root.common, root.place, root.mixes, root.resets, root.rates_for))
+        return copy.deepcopy((root.common, root.cursor, root.mixes, root.resets, root.rates_for))
 
 
 def test_everybody_has_what_rank_0_has_committed_and_the_same_number_of_resets():
@@ -231,7 +231,7 @@ def test_everybody_has_what_rank_0_has_committed_and_the_same_number_of_resets()
     assert newcomer.membership.common is None, "until all else has been heard, too"
     newcomer.membership.accept(shared)
     assert newcomer.membership.common == rank.membership.common
-    assert (newcomer.membership.place, newcomer.membership.mixes, newcomer.membership.resets) == (
+    assert (newcomer.membership.cursor, newcomer.membership.mixes, newcomer.membership.resets) == (
         {"cursor": 7},
         True,
         3,

@@ -1,7 +1,7 @@
 """The squares of gradients in one round beside a reducer, which keeps no rank's own.
 
-With w_ij of ``scaled_rounds`` and the factor f of a gradient scaler, hooks of parameters see f w_ij g_ij, and f g is in
-``.grad`` when the round's last backward pass is over.
+With the loss factor a_ij (``loss_factors``) and the factor f of a gradient scaler, hooks of parameters see f a_ij g_ij,
+and f g is in ``.grad`` when the round's last backward pass is over.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ class Noise:
         self._parameters: Sequence[torch.Tensor] = ()
         """Those whose gradients are measured; none in a round that is not."""
         self._samples = 0.0
-        """Samples of a batch whose w_ij is 1."""
+        """Samples of a batch whose a_ij is 1."""
         self._listening = ExitStack()
         self._came: dict[int, torch.Tensor] = {}
         self._own: list[torch.Tensor] = []
-        """w_ij |g_ij|² of each micro-batch with samples."""
-        self._weight = 0.0
+        """a_ij |g_ij|² of each micro-batch with samples."""
+        self._factors = 0.0
+        """The sum of a_ij."""
         self._scale = torch.ones(())
         self._stale: torch.Tensor | None = None
         """NaN if an earlier round's gradient was still there, to which this one's adds; else 0."""
@@ -44,7 +45,7 @@ class Noise:
         every = self._trained.every
         if every and self._measured is None and not self._balancer.in_round and self._balancer.measures_noise(every):
             self._parameters, self._samples = self._trained.parameters(), work.plan.total / self._divisor
-            self._own, self._weight, self._stale = [], 0.0, None
+            self._own, self._factors, self._stale = [], 0.0, None
 
     def leave_out(self) -> None:
         """Do not measure this round: something else weighs its gradient, too, by factors that are unknown here."""
@@ -74,23 +75,23 @@ class Noise:
         # A reentrant checkpoint may bring a gradient in pieces, whose squares do not add up.
         self._came[i] = square_of(gradient) if i not in self._came else torch.tensor(math.nan)
 
-    def backward_ends(self, share: float) -> None:
-        """Count the gradients of a batch, whose loss was multiplied by ``share``, w_ij."""
+    def backward_ends(self, loss_factor: float) -> None:
+        """Count the gradients of a batch, whose loss was multiplied by ``loss_factor``, a_ij."""
         self._listening.close()
-        if self._parameters and share:
+        if self._parameters and loss_factor:
             # Hooks of sharded parameters are not called, so nothing is known there: NaN.
             square = sum_of([*self._came.values()], math.nan)
-            # The square has w_ij twice. What remains is w_ij |g_ij|², of which complete() makes the mean by samples.
-            self._own.append(self._unscaled(square) / share)
-            self._weight += share
+            # The square has a_ij twice. What remains is a_ij |g_ij|², of which complete() makes the mean by samples.
+            self._own.append(self._unscaled(square) / loss_factor)
+            self._factors += loss_factor
 
     def complete(self) -> None:
         """Compute the square of the round's mean gradient, now that it is reduced."""
         if self._parameters:
             assert self._stale is not None, "a backward pass has begun"
-            factor, own = 1.0 / self._weight if self._weight else 0.0, [*self._own, self._stale]
+            factor, own = 1.0 / self._factors if self._factors else 0.0, [*self._own, self._stale]
             mean = [self._unscaled(self._present())]
-            squares = Squares.of(self._weight * self._samples, factor, own, 1.0, mean)
+            squares = Squares.of(self._factors * self._samples, factor, own, 1.0, mean)
             self._measured = self._balancer.rounds, len(self._own), squares
         self.forget()
 

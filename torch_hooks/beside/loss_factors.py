@@ -1,4 +1,4 @@
-"""The weight of each batch in its round, beside a reducer (``scaled_rounds``)."""
+"""The factor by which each batch's loss is multiplied, beside a reducer (``scaled_rounds``)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class LossFactors:
         self._under_way = self._wire.start_sum(total, self._name), total
 
     def of_batch(self) -> float:
-        """Return the factor of the current batch's loss, waiting for the sum of all ranks' weights if it is needed."""
+        """Return the loss factor of the current batch, waiting for the sum of all ranks' weights if it is needed."""
         balancer, work = self._balancer, self._balancer.work
         if self._under_way is not None:
             (handle, total), self._under_way = self._under_way, None

@@ -1,4 +1,15 @@
-"""Micro-batches beside a reducer that are done again in parts, since memory was short."""
+"""Micro-batches beside a reducer that are done again in parts, since memory was short.
+
+Where the round's gradients are, from call to call:
+
+    guard()                    .grad: earlier micro-batches'   _kept: a copy, for a backward pass that fails
+    the body fails             .grad: some of this one's, too  ``Shortage.survived`` catches it, and calls undo()
+    undo()                     .grad: none                     _kept: earlier micro-batches'
+    begin(more_parts=True)                                     the reducer leaves out this pass
+    backward_ends()            .grad: none                     _kept: the part's, too; ``survived`` catches PartDone
+    begin(more_parts=False)                                    the last part, which is reduced as the whole would be
+    backward_begins()          .grad: all that was kept        _kept: none; the last part adds its own
+"""
 
 from __future__ import annotations
 
@@ -21,16 +32,17 @@ class PartDone(Exception):  # noqa: N818 - no error: it ends the loop's body
 class Redone:
     """A micro-batch beside a reducer that did not fit: only the last of its parts is reduced, with what others brought.
 
-    A part that is not the last ends the loop's body when its backward pass is over, by ``PartDone``. Its gradients are
-    kept here, since the body may clear them, until the last part's backward pass begins.
+    Gradients are kept here from part to part, since the body may begin with ``zero_grad()``.
     """
 
     def __init__(self) -> None:
-        self.held = False
-        """True: a part is at work that is not reduced."""
+        self.more_parts = False
+        """Whether the batch is a part that others follow, which is not reduced."""
         self.sent: list[Any] = []
         """The models that have sent their buffers in this batch."""
-        self._in_parts = self._reduces = False
+        self._reduces = False
+        self._set_aside = False
+        """Whether the gradients of the round are in `_kept`, and not in ``.grad``."""
         self._parameters: dict[int, torch.Tensor] = {}
         """What has a gradient of this round so far, by identity, as far as it is not reduced yet."""
         self._kept: dict[int, torch.Tensor] = {}
@@ -46,26 +58,28 @@ class Redone:
     def _wrappers(self) -> list[Any]:
         return [each for known in self._known or () if (each := known()) is not None]
 
-    def begin(self, *, first: bool, held: bool) -> None:
-        """Begin a batch. ``first``: of its round. ``held``: a part that others follow."""
+    def begin(self, *, first: bool, more_parts: bool) -> None:
+        """Begin a batch. ``first``: of its round. ``more_parts``: others follow this part."""
         self._deferred.close()
-        self.held, self.sent = held, []
+        self.more_parts, self.sent = more_parts, []
         if first:
             self.forget()
-        if held:
-            self._part()
-        for each in self._wrappers if held else ():
+        if more_parts:
+            self._put_aside()
+        for each in self._wrappers if more_parts else ():
             if isinstance(each, torch.nn.parallel.DistributedDataParallel):
-                self._deferred.callback(setattr, each, "require_backward_grad_sync", each.require_backward_grad_sync)
-                each.require_backward_grad_sync = False
+                # DDP counts no passes: a flag, which this sets, says whether one reduces.
+                self._deferred.enter_context(each.no_sync())
             else:
+                # Horovod's optimizer counts each parameter's passes until it reduces, and offers no call to leave one
+                # out. So one is added for this pass, and the count of before is restored as the next batch begins.
                 self._deferred.callback(_as_now(each))
                 each._allreduce_delay.update({p: delay + 1 for p, delay in each._allreduce_delay.items()})
 
     def forget(self) -> None:
         """Forget an unfinished round."""
         self._deferred.close()
-        self._in_parts, self._parameters, self._kept = False, {}, {}
+        self._set_aside, self._parameters, self._kept = False, {}, {}
 
     def guard(self, *, last: bool) -> None:
         """Be able to undo the batch that has begun. ``last``: of its round, whose backward pass reduces."""
@@ -75,55 +89,56 @@ class Redone:
             for each in self._wrappers:
                 if isinstance(each, torch.nn.parallel.DistributedDataParallel):
                     each.module.register_forward_pre_hook(Hook(partial(_note_sent, mine, weakref.ref(each))))
-        if not self.held:
+        if not self.more_parts:
             self._passes = [_as_now(each) for each in self._wrappers if hasattr(each, "_allreduce_delay")]
-        if not (last or self._in_parts):
+        if not (last or self._set_aside):
             self._kept = {key: p.grad.clone() for key, p in self._parameters.items() if p.grad is not None}
 
     def scaled(self, loss: torch.Tensor, *, last: bool) -> None:
         """Note the loss of a batch in a loop that survives."""
-        if self._known is not None and (self.held or not last):
+        if self._known is not None and (self.more_parts or not last):
             self._parameters |= {id(p): p for p in leaves_of(loss)}
 
     def backward_begins(self, *, last: bool) -> None:
         """Give back what earlier parts have brought, as the reducer may take gradients from here on."""
-        if self._known is None or self.held:
+        if self._known is None or self.more_parts:
             return
         self._reduces = last or any(_reduces_now(each, self._parameters) for each in self._wrappers)
-        if self._in_parts:
+        if self._set_aside:
             for key, gradient in self._kept.items():
                 self._parameters[key].grad = gradient
-            self._in_parts, self._kept = False, {}
+            self._set_aside, self._kept = False, {}
 
     def backward_ends(self) -> None:
         """End the loop's body, if its batch is a part that is not reduced."""
-        if self.held:
+        if self.more_parts:
             for key, p in self._parameters.items():
                 if (gradient := p.grad) is not None:
                     self._kept[key] = self._kept[key] + gradient if key in self._kept else gradient
                     p.grad = None
+            # In a callback of autograd: it comes out of the body's backward(), and `Shortage.survived` catches it.
             raise PartDone
 
     def undo(self, *, in_backward: bool) -> bool:
         """Undo the batch at hand; return False if that is impossible, since a collective may have begun."""
         strange = len(_reducers()) > len(self._wrappers)  # wrapped since: it would reduce each part
-        if strange or (in_backward and self._reduces and not self.held):
+        if strange or (in_backward and self._reduces and not self.more_parts):
             return False
-        self._part(keep=not in_backward)  # what it had before, ``guard`` has kept
-        for restore in self._passes if not self.held else ():
+        self._put_aside(keep=not in_backward)  # else ``guard`` has kept what earlier batches brought
+        for restore in self._passes if not self.more_parts else ():
             restore()
         for each in self.sent:
             each.require_forward_param_sync = False  # buffers travel once in a round
         self._deferred.close()
         return True
 
-    def _part(self, *, keep: bool = True) -> None:
-        """Have parts follow: keep the gradients of earlier batches of the round, and clear what a failure has left."""
-        if keep and not self._in_parts:
+    def _put_aside(self, *, keep: bool = True) -> None:
+        """Move the gradients of the round's earlier batches from ``.grad`` to ``_kept``; clear what a failure left."""
+        if keep and not self._set_aside:
             self._kept = {key: p.grad for key, p in self._parameters.items() if p.grad is not None}
         for p in self._parameters.values():
             p.grad = None
-        self._in_parts = True
+        self._set_aside = True
 
 
 def _as_now(optimizer: Any) -> Callable[[], None]:

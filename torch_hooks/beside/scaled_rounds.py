@@ -1,19 +1,19 @@
 r"""Rounds beside a reducer that is not ours: DDP, FSDP2, or a stock ``hvd.DistributedOptimizer``.
 
-**The weight.** Rank i of n has b_ij of a round's B samples in its micro-batch j, with the mean loss L_ij. The loss
-counts n b_ij / B, so a reducer that takes the mean of the ranks makes
+**The loss factor.** Rank i of n has b_ij of a round's B samples in its micro-batch j, with the mean loss L_ij. The loss
+is multiplied by n b_ij / B, so a reducer that takes the mean of the ranks makes
 
     (1 / n) sum_i sum_j (n b_ij / B) dL_ij = d (1 / B) sum_ij b_ij L_ij,
 
 the gradient of one process. A reducer that sums needs b_ij / B. A term that does not depend on the batch, as weight
-decay in the loss, keeps its weight, for the weights of all ranks average to 1. Where the loss is a mean over w_ij of
+decay in the loss, keeps its weight, for the factors of all ranks average to 1. Where the loss is a mean over w_ij of
 something else, such as tokens, w_ij / W takes the place of b_ij / B. W, the sum over all ranks, is known when all have
 drawn the batches of the round: it travels behind the forward pass, and ``scale`` waits for it.
 
 **The time** of a micro-batch, and what happens when:
 
-    batch drawn    forward    scale()    backward       waiting        update     next batch drawn
-    begin()                                      done         reduced   hooks      leave(): row, table, plan
+    batch drawn   forward   scale()   backward             waiting         update   next batch drawn
+    begin()                           _gradients_there()   _backward_over()   hooks    end_batch(): row, table, plan
 
 Horovod's reducer waits in ``step()``, between the step of its optimizer and that of the one inside.
 """
@@ -76,14 +76,14 @@ _LEFT_OVER = (
     "again, so call optimizer.zero_grad() before the next batch"
 )
 
-# The weights of all ranks add up to 1 in float32 and float64, but not in these.
+# Rounded to these types, the loss factors of all ranks do not average to 1.
 _HALF = (torch.float16, torch.bfloat16)
 
 
 class _Stage(enum.Enum):
     DRAWN = "not scaled"
     SCALED = "scaled"
-    DONE = "all gradients of this rank are there"
+    OVER = "its backward pass is over, and so is the reducer's waiting in it"
 
 
 class ScaledRounds:
@@ -107,9 +107,9 @@ class ScaledRounds:
         self._noise = Noise(balancer, trained, self.loss_factors.divisor)
         self._comparison = Comparison(balancer, line, prefix, trained, self._noise)
         self.redone = Redone()
-        self._stage = _Stage.DONE
-        self._share = 0.0
-        """The factor of the batch's gradient."""
+        self._stage = _Stage.OVER
+        self._loss_factor = 0.0
+        """That of the batch (`LossFactors`)."""
         self._failed: Exception | None = None
         """An error found where nothing can be raised, until the next call."""
         self._looked = balancer.rank > 0
@@ -138,14 +138,14 @@ class ScaledRounds:
 
     @property
     def done(self) -> bool:
-        """Whether all of this rank's gradients of the batch are there, and reduced."""
-        return self._stage is _Stage.DONE
+        """Whether the batch's backward pass is over: its gradients are there and, at the end of a round, reduced."""
+        return self._stage is _Stage.OVER
 
-    def begin(self, work: MicroBatch, input_s: float, *, held: bool = False) -> None:
-        """Begin a batch that was drawn after ``input_s`` seconds of waiting; ``held``: a part that others follow."""
+    def begin(self, work: MicroBatch, input_s: float, *, more_parts: bool = False) -> None:
+        """Begin a batch that was drawn after ``input_s`` seconds of waiting; ``more_parts``: others follow it."""
         self._require_whole()
-        self.redone.begin(first=not self._balancer.in_round, held=held)
-        if held:
+        self.redone.begin(first=not self._balancer.in_round, more_parts=more_parts)
+        if more_parts:
             self._leaves.end_batch(last=True)  # what the round has gathered is not where it was
         _here.at_work = [*(weakref.ref(each) for each in _at_work() if each is not self), weakref.ref(self)]
         self._stage = _Stage.DRAWN
@@ -194,21 +194,21 @@ class ScaledRounds:
                 part.forget()
 
     def scale(self, loss: torch.Tensor, *, normalised: bool = False) -> torch.Tensor:
-        """Return the loss times its share of the round; as it is, if ``normalised``."""
+        """Return the loss times its loss factor; as it is, if ``normalised``."""
         if normalised:
             self._noise.leave_out()
         self._take(loss)
         scaled = loss.float() if loss.dtype in _HALF else loss
-        if not self._share:
+        if not self._loss_factor:
             # A mean over no samples is NaN, and stays NaN times 0.
             scaled = torch.nan_to_num(scaled)
-        scaled = scaled * (1.0 if normalised else self._share)
+        scaled = scaled * (1.0 if normalised else self._loss_factor)
         # The first hook that a backward pass runs.
         scaled.register_hook(self._backward_begins)  # type: ignore[no-untyped-call]
         return scaled
 
     def weigh(self, loss: torch.Tensor, factor: float) -> None:
-        """Multiply the gradient of this very loss, in its backward pass, by its share of the round and ``factor``."""
+        """Multiply the gradient of this very loss, in its backward pass, by its loss factor and by ``factor``."""
         if loss.dtype in _HALF:
             raise ValueError(
                 f"loss must have 32 bits or more, because weights of ranks do not sum to 1 in {loss.dtype}; give "
@@ -216,11 +216,11 @@ class ScaledRounds:
             )
         self._noise.leave_out()
         self._take(loss)
-        weight = factor * self._share
+        product = factor * self._loss_factor
 
         def begins(gradient: torch.Tensor) -> torch.Tensor:
             self._backward_begins(gradient)
-            return gradient * weight
+            return gradient * product
 
         loss.register_hook(begins)  # type: ignore[no-untyped-call]
 
@@ -246,9 +246,9 @@ class ScaledRounds:
             raise RoundStateError(f"zero_grad() {IN_BETWEEN}")
 
     def _take(self, loss: torch.Tensor) -> None:
-        """Take the loss of the current batch, and compute the weight of its gradient."""
+        """Take the loss of the current batch, and compute its loss factor."""
         self.require_turn(loss)
-        self._share = self.loss_factors.of_batch()
+        self._loss_factor = self.loss_factors.of_batch()
         self._times.include({loss: "the loss"})
         if not self._looked:
             self._looked = True
@@ -258,7 +258,7 @@ class ScaledRounds:
                     "DistributedDataParallel has waited for other ranks, which then counts as this rank's own "
                     "time. Checkpoint with use_reentrant=False"
                 )
-        if self._share:
+        if self._loss_factor:
             self._comparison.look(loss)
         self.redone.scaled(loss, last=self._balancer.work.last)
         self._leaves.note(loss, last=self._balancer.work.last, several=len(_at_work()) > 1)
@@ -274,22 +274,22 @@ class ScaledRounds:
             self._noise.backward_begins(gradient)
         # No reducer has queued a callback by now, so this one runs first: when this rank's last gradient is there, and
         # before other ranks are waited for.
-        _queue(self._done)
+        _queue(self._gradients_there)
 
-    def _done(self) -> None:
+    def _gradients_there(self) -> None:
         """Note that this rank's last gradient is there."""
         if self._stage is not _Stage.SCALED:
             return
-        self._noise.backward_ends(self._share)
+        self._noise.backward_ends(self._loss_factor)
         work = self._balancer.work
         self._meter.done(work.samples, work.gradient_weight, work.figures)
         self._meter.reads = True
         # This callback runs behind those of the reducer, which wait for the other ranks.
-        _queue(self._reduced)
+        _queue(self._backward_over)
 
-    def _reduced(self) -> None:
-        """Note that the backward pass is over."""
-        self._stage = _Stage.DONE
+    def _backward_over(self) -> None:
+        """Note that the backward pass is over, and with it the reducer's waiting for other ranks."""
+        self._stage = _Stage.OVER
         self._meter.reads = False
         self._meter.add_wait(self._meter.batch.clock() - self._meter.batch.done_at)
         if self._balancer.closing:
@@ -305,7 +305,7 @@ class ScaledRounds:
         """Undo the micro-batch that `guard` prepared for; return whether that was possible."""
         if self.done or not self.redone.undo(in_backward=self._stage is _Stage.SCALED):
             return False
-        self._stage = _Stage.DONE
+        self._stage = _Stage.OVER
         self.steps.end_batch()
         self._noise.undo()
         self._leaves.end_batch(last=True)

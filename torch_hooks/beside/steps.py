@@ -70,7 +70,8 @@ class Steps:
         """Note that a step begins. ``closure``: it has one to call. ``done``: the batch's gradients are there."""
         self._inside.append(optimizer)
         if not done:
-            # Only Horovod's optimizer has this attribute. Without it set, the closure may well come first.
+            # Only Horovod's optimizer has this attribute. It is False inside `skip_synchronize`, where step() reduces
+            # nothing, so that its closure may still bring the gradients.
             if closure and len(self._inside) == 1 and getattr(optimizer, "_should_synchronize", False):
                 raise RoundStateError(_REDUCED_BEFORE)
             return

@@ -174,7 +174,9 @@ class MicroBatches:
             work = self._weighed(work, batch, part=True)
             if not (work.samples or work.last):
                 continue
-            session.begin(work, time.perf_counter() - asked_at, memory_in_use=parts.memory_in_use, held=bool(parts))
+            session.begin(
+                work, time.perf_counter() - asked_at, memory_in_use=parts.memory_in_use, more_parts=bool(parts)
+            )
             if not work.samples:
                 session.idle_round()
                 return

@@ -172,7 +172,8 @@ class _Group:
 
     def result(self, handle: Call) -> Any:
         """Return the result. A thread that waits is asleep."""
-        # NCCL's wait() has only the stream wait, so the host goes on, and the device has work when the sums have come.
+        # NCCL's wait() only queues a wait in the device's stream. The host goes on, so that it can queue the work that
+        # follows the sums.
         self._await(handle)
         return handle.result()
 

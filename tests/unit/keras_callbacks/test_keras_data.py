@@ -275,7 +275,7 @@ def test_another_queue_goes_on_where_one_stood(rounds_ahead):
     for _ in range(2):
         queue.prepare(new=not queue._used)
         finish(queue, balancer, queue.take())
-    place = queue.place()
+    place = queue.cursor()
     later = [queue.part(2).tolist()]
     other, another = queue_of(rounds_ahead=rounds_ahead, shuffle=True)
     other.go_on(place)
@@ -286,4 +286,4 @@ def test_another_queue_goes_on_where_one_stood(rounds_ahead):
         assert index or [other.part(0).tolist()] == later
         finish(other, another, other.take())
     assert other.at_end
-    assert other.place() is None, "the next epoch begins at its beginning"
+    assert other.cursor() is None, "the next epoch begins at its beginning"

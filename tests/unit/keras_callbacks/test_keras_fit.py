@@ -515,8 +515,8 @@ def test_a_counter_that_is_told_of_goes_on_as_in_one_process():
     model.count = tf.Variable(0.0, trainable=False)
     balance = LoadBalance("bsp", global_batch=4)
     session = balance._session
-    share = session.calls.share
-    session.calls.share = lambda: [0.5, *share()[1:]]
+    weights = session.calls.weights
+    session.calls.weights = lambda: [0.5, *weights()[1:]]
     batches = resize_batches(EIGHT, balance)
     history = model.fit(batches, epochs=2, verbose=0, shuffle=False, callbacks=[balance]).history
     assert float(model.count) == 4.0

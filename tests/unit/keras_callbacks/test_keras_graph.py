@@ -269,7 +269,7 @@ def test_a_batch_of_another_size_than_was_cut_counts_as_it_came():
     assert session.course.queue.prepare(new=True) == 4
     session.calls.begin_round(3)
     assert session.calls.samples == 3
-    assert session.calls.share() == [0.75, 3, 4, 1.0, 0.0]
+    assert session.calls.weights() == [0.75, 3, 4, 1.0, 0.0]
 
 
 def test_autograph_converts_the_users_step_and_what_it_calls_but_nothing_of_this_package():
@@ -386,8 +386,8 @@ def test_an_apply_gradients_of_ones_own_gets_the_sum(policy, labels, share, grad
     model.set_weights([np.ones((2, 1), "float32")])
     model.compile(Own(0.5))
     balance = LoadBalance(policy, global_batch=8)
-    plain = balance._session.calls.share
-    balance._session.calls.share = lambda: [share, *plain()[1:]]
+    plain = balance._session.calls.weights
+    balance._session.calls.weights = lambda: [share, *plain()[1:]]
     data = X, np.float32(labels)[:, None]
     model.fit(resize_batches(data, balance), verbose=0, shuffle=False, callbacks=[balance])
     assert 1.0 - model.get_weights()[0][0, 0] == pytest.approx(0.5 * gradient, rel=1e-3), "not clipped before"

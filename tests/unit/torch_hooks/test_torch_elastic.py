@@ -188,7 +188,7 @@ def test_hosts_asked_for_without_a_commit_bring_the_commit_back():
 def test_a_sync_that_fails_half_way_leaves_the_own_commit_whole(monkeypatch):
     state = made(rounds_per_commit=1)
     train(state, 1)
-    place, common = copy.deepcopy((state._membership.place, state._membership.common))
+    place, common = copy.deepcopy((state._membership.cursor, state._membership.common))
     theirs = ({**common, "rounds": 99}, {"epoch": 9}, False, 7, BATCH)
     monkeypatch.setattr(hvd, "broadcast_object", lambda *_, **__: theirs)
 
@@ -198,7 +198,7 @@ def test_a_sync_that_fails_half_way_leaves_the_own_commit_whole(monkeypatch):
     monkeypatch.setattr("torch_hooks.elastic.broadcast_state", fails)
     with pytest.raises(HorovodInternalError):
         state.sync()
-    assert (state._membership.place, state._membership.common) == (place, common)
+    assert (state._membership.cursor, state._membership.common) == (place, common)
 
 
 class Stream(IterableDataset):
