@@ -151,12 +151,12 @@ class Balancer:
 
     def bound(self, bounds: Sequence[int]) -> None:
         """Bound each rank's micro-batches, in samples; before the first round, with the same bounds on all ranks."""
-        self.planner.room.said = bounds_array(bounds, self.workers)
+        self.planner.room.user_bounds = bounds_array(bounds, self.workers)
         self._use_bound()
 
     def _use_bound(self) -> None:
-        mine = int(self.planner.room.said[self.rank])
-        self.meter.memory.said = mine if mine < NO_BOUND else 0
+        mine = int(self.planner.room.user_bounds[self.rank])
+        self.meter.memory.user_bound = mine if mine < NO_BOUND else 0
 
     @property
     def workers(self) -> int:

@@ -68,11 +68,11 @@ def bounds_array(said: Any, workers: int) -> IntArray:
 class Room:
     """What the micro-batches of a round may hold, and how many there are where all ranks do equally many.
 
-    ``said``: the bound of each rank.
+    ``user_bounds``: the user's bound of each rank.
     """
 
-    def __init__(self, said: npt.ArrayLike = NO_BOUND, least: int = 0) -> None:
-        self.said = np.atleast_1d(said)
+    def __init__(self, user_bounds: npt.ArrayLike = NO_BOUND, least: int = 0) -> None:
+        self.user_bounds = np.atleast_1d(user_bounds)
         self.learned: npt.ArrayLike = NO_BOUND
         """What each rank is known to hold."""
         self._tried: npt.ArrayLike = 0
@@ -86,12 +86,12 @@ class Room:
     @property
     def most(self) -> float:
         """The samples of the largest round."""
-        return self.least * int(self.said.sum()) if self.exactly else math.inf
+        return self.least * int(self.user_bounds.sum()) if self.exactly else math.inf
 
     @property
     def known(self) -> float:
         """The samples of the largest round by what is learned, where all ranks do equally many micro-batches."""
-        return self.least * int((0 * self.said + self.learned).sum()) if self.least else math.inf
+        return self.least * int((0 * self.user_bounds + self.learned).sum()) if self.least else math.inf
 
     def learn(self, finished: FinishedRound) -> None:
         """Take up the ranks' bounds, and let micro-batches grow by a quarter at most, where memory is measured.
@@ -107,19 +107,20 @@ class Room:
             self._grown = np.where(peaks > 0.0, tried + more.astype(np.int64), NO_BOUND)
 
     def bounded(
-        self, plan: RoundPlan, fixed_samples: FloatArray | float = 0.0, multiple_of: int = 1, *, as_said: bool = False
+        self, plan: RoundPlan, fixed_samples: FloatArray | float = 0.0, multiple_of: int = 1, *, by_user: bool = False
     ) -> RoundPlan:
         """Return the plan with no micro-batch beyond its rank's bound, as far as that is possible.
 
         Where all ranks do equally many micro-batches, shares are capped, and other ranks take the rest. These are more
-        than ``least`` only if that is needed by what is said, since the user's loop must be made for it. ``as_said``:
-        keep to that alone.
+        than ``least`` only if the user's bounds need that, since the user's loop must be made for it. ``by_user``: keep
+        to these alone.
         """
-        bounds, grown = (self.said, self.said) if as_said else (np.minimum(self.said, self.learned), self._grown)
+        given = self.user_bounds
+        bounds, grown = (given, given) if by_user else (np.minimum(given, self.learned), self._grown)
         tight = np.minimum(bounds, grown)
         count: Any = np.maximum(plan.batch_counts, 1)
         if self.least:
-            count = self.least if self.exactly else max(self.least, -(-plan.total // int(self.said.sum())))
+            count = self.least if self.exactly else max(self.least, -(-plan.total // int(given.sum())))
         if (plan.shares <= count * tight).all():
             return plan
         if not self.least:
@@ -127,17 +128,17 @@ class Room:
             # Cut into more micro-batches, a share would never show whether it fits in one.
             plan = plan.capped(np.maximum(plan.batch_counts, 1) * grown, fixed_samples, multiple_of)
             return plan.within(bounds)
-        # Where not all can be kept, what is said is kept longest: beyond the others a batch may fit, or be parted.
-        for most in (tight, bounds, self.said):
+        # Where not all can be kept, the user's are kept longest: beyond the others a batch may fit, or be parted.
+        for most in (tight, bounds, given):
             plan = plan.capped(count * most, fixed_samples, multiple_of)
         return plan
 
     def lack(self, total: int) -> str:
         """Return what to say if a round holds more samples than ``least`` micro-batches do; else nothing."""
-        each, room = int(self.said.sum()), max(self.least, 1) * int(self.said.sum())
+        each, room = int(self.user_bounds.sum()), max(self.least, 1) * int(self.user_bounds.sum())
         if room >= total:
             return ""
-        ranks = ", ".join(f"rank {rank}: {bound}" for rank, bound in enumerate(self.said.tolist()))
+        ranks = ", ".join(f"rank {rank}: {bound}" for rank, bound in enumerate(self.user_bounds.tolist()))
         return (
             f"global_batch={total} does not fit: in {self.least} micro-batch(es) of each rank, max_micro_batch "
             f"({ranks}) allows global_batch={room} at most; lower it, raise max_micro_batch, or give the loader "

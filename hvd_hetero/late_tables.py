@@ -109,5 +109,5 @@ class LateTables:
 
     def _planned(self, samples: float) -> int:
         """Return in how many micro-batches the policy would have this share done: it plans by what one costs."""
-        largest = self._balancer.meter.memory.said
+        largest = self._balancer.meter.memory.user_bound
         return math.ceil(samples / largest) if largest else 1

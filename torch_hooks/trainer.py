@@ -111,9 +111,9 @@ class Balanced:
                     "are read; give max_micro_batch_cost, that many samples times the greatest cost_of", allowed,
                 )  # fmt: skip
             return most
-        said = balancer.planner.room.said
-        balancer.bound(np.where(said < NO_BOUND, said, allowed).tolist())
-        room = args.gradient_accumulation_steps * int(balancer.planner.room.said.sum())
+        bounds = balancer.planner.room.user_bounds
+        balancer.bound(np.where(bounds < NO_BOUND, bounds, allowed).tolist())
+        room = args.gradient_accumulation_steps * int(balancer.planner.room.user_bounds.sum())
         if room == balancer.planner.global_batch and balancer.workers > 1 and not balancer.rank:
             logger.warning(
                 "per_device_train_batch_size=%d bounds every rank, so all shares stay equal; allow faster ranks more: "

@@ -32,9 +32,6 @@ from hvd_hetero.rounds import LENGTHS, NO_SAMPLES, CostRule, RoundPlan, SampleFi
 CostOf: TypeAlias = "Callable[[Any], float] | npt.ArrayLike"
 """A number for each sample, or a function of a sample."""
 
-# From the plan's shares to those in proportion to the bounds.
-_WAY = (0.0, 0.25, 0.5, 0.75, 1.0)
-
 
 @dataclass(frozen=True, slots=True)
 class SharedOut:
@@ -101,7 +98,7 @@ class SampleCosts:
         """
         largest = checked_bounds("max_micro_batch_cost", largest, _positive)
         largest = bounds_of_ranks(
-            "max_micro_batch_cost", largest, len(devices), devices, no_bound=_LARGEST_COST, logs=logs
+            "max_micro_batch_cost", largest, len(devices), devices, no_bound=_SUMMABLE_COST, logs=logs
         )
         if not shared:
             raise ValueError(
@@ -187,7 +184,8 @@ class SampleCosts:
         count = max(least, 1 if self.exactly else math.ceil(lengths.sum() / bounds.sum()))
         while self.exactly or count < enough:
             at_least = max(1, min(max(count, self._minimum), enough))
-            for part in _WAY:
+            # From the plan's shares to those in proportion to the bounds.
+            for part in (0.0, 0.25, 0.5, 0.75, 1.0):
                 shares = plan.shares + part * (by_bounds - plan.shares)
                 divided = proportional(shares, plan.total, minimum=np.minimum(plan.shares, 1))
                 by_number = np.repeat(np.arange(plan.workers), divided)  # which surely fits, if all is by the bounds
@@ -253,7 +251,7 @@ def cost_from(cost_of: Callable[[Any], float], sample: Any, which: str) -> float
         length = float(cost_of(sample))
     except Exception as error:
         raise ValueError(f"cost_of failed for {which}, {type(error).__name__}: {error}; {_REMEDY}") from error
-    if not 0.0 <= length <= _LARGEST_COST:
+    if not 0.0 <= length <= _SUMMABLE_COST:
         raise ValueError(f"cost_of must be {_IN_RANGE}, got {length} for {which}; {_REMEDY}")
     return length
 
@@ -271,8 +269,8 @@ NO_COSTS = (
     "max_micro_batch_cost needs cost_of, which says what a sample costs; give both, or max_micro_batch of the policy"
 )
 # So that sums of squares are finite (arbitrary: no sample costs nearly as much).
-_LARGEST_COST = 1e100
-_IN_RANGE = f"from 0 to {_LARGEST_COST:g}"
+_SUMMABLE_COST = 1e100
+_IN_RANGE = f"from 0 to {_SUMMABLE_COST:g}"
 _REMEDY = "give a length, or a number of tokens, pixels or edges, for each"
 
 
@@ -294,7 +292,7 @@ def _whole(cost_of: npt.ArrayLike, size: int | None) -> FloatArray:
         raise ValueError(
             f"cost_of must hold one number for each of the {size} samples, got shape {lengths.shape}; {_REMEDY}"
         )
-    good = (lengths >= 0.0) & (lengths <= _LARGEST_COST)
+    good = (lengths >= 0.0) & (lengths <= _SUMMABLE_COST)
     if not good.all():
         index = int(good.argmin())
         raise ValueError(f"cost_of[{index}] must be {_IN_RANGE}, got {lengths[index]}; {_REMEDY}")

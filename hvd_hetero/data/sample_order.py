@@ -106,9 +106,9 @@ class EpochEnd:
             if left > plan.total and not self.joins_with(plan, left - plan.total):
                 left -= self.apart(plan)  # memory does not hold both, so the last round takes some of this one
             # Ranks cut a round at different times, and have not all learned the same by then.
-            plan = self.room.bounded(plan.resize(left, self.minimum, self.multiple_of), as_said=True)
+            plan = self.room.bounded(plan.resize(left, self.minimum, self.multiple_of), by_user=True)
         room = self.room
-        return plan.with_equal_counts(room.least, 0 if room.exactly else room.said) if room.least else plan
+        return plan.with_equal_counts(room.least, 0 if room.exactly else room.user_bounds) if room.least else plan
 
 
 class SampleOrder(ABC):

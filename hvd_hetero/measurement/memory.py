@@ -72,8 +72,8 @@ class MemoryMeter(Kept):
     def __init__(self) -> None:
         self.gauge: MemoryGauge | None = None
         self.share = USABLE_SHARE
-        self.said = 0
-        """What the user has said; 0: nothing."""
+        self.user_bound = 0
+        """0: the user has set none."""
         self.failed = 0
         """The largest size allowed since one did not fit; 0: none has failed."""
         self.base = self.slope = self.peak = 0.0
@@ -92,7 +92,7 @@ class MemoryMeter(Kept):
     @property
     def bound(self) -> int:
         """The largest size allowed; 0: any."""
-        return min(filter(None, (self.said, self.learned)), default=0)
+        return min(filter(None, (self.user_bound, self.learned)), default=0)
 
     @property
     def fitted_line(self) -> str:

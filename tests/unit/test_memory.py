@@ -271,7 +271,7 @@ def test_bounds_that_allow_less_than_a_round_share_it_in_their_proportion():
 def test_what_is_said_and_what_has_failed_bound_together():
     memory = MemoryMeter()
     assert memory.bound == memory.learned == 0
-    memory.said = 50
+    memory.user_bound = 50
     assert (memory.bound, memory.learned) == (50, 0)
     memory.fail(40)
     assert (memory.bound, memory.learned) == (36, 36)

@@ -137,8 +137,8 @@ class RoundSimulation:
         self.planner.set_rounds_ahead(self.options.rounds_ahead)
         self.now_s = 0.0
         self.meters = SpeedMeters(self.machines, policy, self.planner.typical_size, predictor)
-        for meter, said in zip(self.meters.each, self.planner.room.said.tolist(), strict=True):
-            meter.memory.said = said if said < NO_BOUND else 0
+        for meter, bound in zip(self.meters.each, self.planner.room.user_bounds.tolist(), strict=True):
+            meter.memory.user_bound = bound if bound < NO_BOUND else 0
         self._wait_s = np.full(n, np.nan)
         self.result = Simulated(policy.name, n)
 
