@@ -99,7 +99,7 @@ class StreamParts(SampleOrder):
         for pool in self._pools:
             pool.clear()
         self._held: dict[Sample, Any] = {}  # the samples of this rank's pool, and of its rounds in flight
-        self._in_flight: deque[tuple[RoundPlan, list[list[Sample]]]] = deque()
+        self._open: deque[tuple[RoundPlan, list[list[Sample]]]] = deque()
 
     def start(self, epoch: int) -> None:
         """Begin an epoch; with ``rounds``, parts go on, with what was taken and not done."""
@@ -107,8 +107,8 @@ class StreamParts(SampleOrder):
             self._begin(epoch, [Key(epoch, part, self._count) for part in range(self._count)])
             return
         self.epoch, self._round = epoch, 0
-        while self._in_flight:
-            for pool, share in zip(self._pools, self._in_flight.pop()[1], strict=True):
+        while self._open:
+            for pool, share in zip(self._pools, self._open.pop()[1], strict=True):
                 pool.extendleft(reversed(share))
 
     @property
@@ -146,7 +146,7 @@ class StreamParts(SampleOrder):
         if any(len(pool) < x for pool, x in shares):
             self._even_out(plan)
         taken = [[pool.popleft() for _ in range(x)] for pool, x in shares]
-        self._in_flight.append((plan, taken))
+        self._open.append((plan, taken))
         self._round += 1
         numbers = [self.epoch, self._round, self._rounds or 0, self._count, len(self._queue), *map(len, self._pools)]
         # Here, so that a rank reads in each round, and not much in some of them.
@@ -156,7 +156,7 @@ class StreamParts(SampleOrder):
 
     def finish(self, done: Sequence[float], ended: Sequence[float] = ()) -> None:
         """Put back what each rank left undone, in front of its pool."""
-        plan, taken = self._in_flight.popleft()
+        plan, taken = self._open.popleft()
         # In a round that all finish, what is left out was left out on purpose, as in `undone`.
         counts = plan.samples if plan.ends == "all" else [int(count) for count in done]
         for pool, share, count in zip(self._pools, taken, counts, strict=True):
@@ -175,7 +175,7 @@ class StreamParts(SampleOrder):
         places = {key: place.state_dict(left.get(key, ())) for key, place in self._places.items() if key in keys}
         return {
             "version": STATE_VERSION, "stream": self.kind, "ranks": len(self._pools), "epoch": self.epoch,
-            "round": self._round - len(self._in_flight), "parts": [[*key, places.get(key)] for key in keys],
+            "round": self._round - len(self._open), "parts": [[*key, places.get(key)] for key in keys],
         }  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -189,7 +189,7 @@ class StreamParts(SampleOrder):
 
     def _unfinished(self) -> dict[Key, list[int]]:
         left: dict[Key, list[int]] = {}
-        for samples in (*self._pools, *(share for _, taken in self._in_flight for share in taken)):
+        for samples in (*self._pools, *(share for _, taken in self._open for share in taken)):
             for key, number in samples:
                 left.setdefault(key, []).append(number)
         return left
