@@ -29,10 +29,13 @@ import csv
 import importlib
 import inspect
 import itertools
+import multiprocessing
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -351,7 +354,7 @@ class Entrant:
 
 # The numbers chosen in each module; a grid is one.
 NUMBERS = {
-    "policies.lb_bsp": 4, "policies.affine_shares": 1, "policies.evidence": 8, "policies.resting": 4,
+    "policies.lb_bsp": 4, "policies.affine_shares": 1, "policies.evidence": 5, "policies.resting": 4,
     "measurement.fixed_cost": 12, "prediction.mixture": 5, "prediction.reverting": 7,
 }  # fmt: skip
 SHARES, FIXED, REVERTING = "policies.affine_shares", "measurement.fixed_cost", "prediction.reverting"
@@ -444,6 +447,12 @@ def of_ranks(kinds: list[str], entrants: list[str], runs: int, rounds: int) -> i
     return 0 if enough else 1
 
 
+def outcomes_of(entrants: Sequence[str], case: Case) -> list[Outcome]:
+    """Return what each entrant makes of a case."""
+    best_s = case.best_s()
+    return [run(case, ENTRANTS[name].policy(case.largest), best_s) for name in entrants]
+
+
 def main() -> int:
     """Run all and print the tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -461,10 +470,12 @@ def main() -> int:
     found: dict[str, dict[str, list[Outcome]]] = {name: {} for name in options.entrants}
     jobs = cases(options.rounds, options.seeds, options.traces)
     chosen = [job for job in jobs if not options.only or any(word in job.group for word in options.only)]
-    for case in track(chosen, description="simulating", transient=True):
-        best_s = case.best_s()
-        for name in options.entrants:
-            found[name].setdefault(case.group, []).append(run(case, ENTRANTS[name].policy(case.largest), best_s))
+    jobs_of = partial(outcomes_of, options.entrants)
+    # No BLAS call is large enough for a second thread, so each processor simulates jobs of its own.
+    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("fork")) as pool:
+        for case, outcomes in zip(chosen, track(pool.map(jobs_of, chosen), "simulating", len(chosen)), strict=True):
+            for name, outcome in zip(options.entrants, outcomes, strict=True):
+                found[name].setdefault(case.group, []).append(outcome)
     text = "\n".join([CONCLUSION, *summary(found), *table(found), NOTES])
     print(text)
     if options.write:
