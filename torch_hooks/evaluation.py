@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sized
-from contextlib import contextmanager
 from itertools import accumulate, pairwise
 from typing import Any, TypeVar, cast
 
@@ -17,6 +15,8 @@ from hvd_hetero.averages import Numbers, Part, averages, joined
 from hvd_hetero.checks import integer
 from hvd_hetero.errors import HeteroError
 from hvd_hetero.session import LoadBalanceBase
+from torch_hooks.data.counting import Weights
+from torch_hooks.data.samplers import random_state_kept
 from torch_hooks.data.workers import EndsWithRank
 from torch_hooks.session import TorchSession
 from torch_hooks.wires.choice import wire_here
@@ -97,7 +97,8 @@ class EvaluationLoader:
         session = self._session
         failure: Exception | None = None
         found, began_at = None, time.perf_counter()
-        with _random_state_kept(), session.meter.left_out():
+        devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+        with random_state_kept(devices), session.meter.left_out():
             try:
                 with torch.no_grad():
                     found = part()
@@ -131,12 +132,16 @@ def evaluated(loader: EvaluationLoader, function: Callable[[Any], Mapping[str, A
     """Return the means of a function of a batch over the dataset of a loader; a collective call."""
 
     def part() -> Part:
-        batches, whole, found = loader.batches(), 0.0, dict[str, Numbers]()
+        batches, weigh, whole, found = loader.batches(), Weights(weight_of), 0.0, dict[str, Numbers]()
         for indices, batch in zip(batches, loader.read(batches), strict=True):
             values = function(batch)
+            if not isinstance(values, Mapping):
+                raise TypeError(
+                    f'the function must return means by name, such as {{"loss": loss}}, got {type(values).__name__}'
+                )
             if found and values.keys() != found.keys():
                 raise ValueError(f"the function must return the same names for every batch, got {[*values]}")
-            weight = float(len(indices) if weight_of is None else weight_of(batch)) * loader.counts
+            weight = float(len(indices) if (count := weigh(batch, len(indices))) is None else count) * loader.counts
             if weight > 0.0:  # a mean over no tokens is NaN
                 numbers = {name: np.asarray(torch.as_tensor(v).detach().cpu().double()) for name, v in values.items()}
                 found = {name: found.get(name, 0.0) + weight * value for name, value in numbers.items()}
@@ -144,18 +149,6 @@ def evaluated(loader: EvaluationLoader, function: Callable[[Any], Mapping[str, A
         return whole, found
 
     return Figures(*joined(loader.on_all_ranks(part)))
-
-
-@contextmanager
-def _random_state_kept() -> Iterator[None]:
-    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
-    states = random.getstate(), np.random.get_state()
-    try:
-        with torch.random.fork_rng(devices):
-            yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
 
 
 def average_by_samples(values: Values, samples: float, balance: LoadBalanceBase | None = None) -> Values:

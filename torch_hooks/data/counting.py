@@ -14,7 +14,7 @@ from torch.utils.data import default_collate
 from torch_hooks.data.late_costs import PartCosts
 
 _GIVE_WEIGHT_OF = (
-    "give BalancedLoader weight_of=…, a function that returns what the mean loss of a batch is over, such as "
+    "give weight_of=…, a function that returns what the mean loss of a batch is over, such as "
     "weight_of=lambda batch: len(batch[0])"
 )
 

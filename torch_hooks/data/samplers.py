@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -53,10 +53,10 @@ def _generators(sampler: Any) -> Iterator[torch.Generator]:
 
 
 @contextmanager
-def random_state_kept() -> Iterator[None]:
-    """Put back what programs draw random numbers from on the CPU, as it was before."""
+def random_state_kept(devices: Sequence[int] = ()) -> Iterator[None]:
+    """Put back what programs draw random numbers from on the CPU, and on these GPUs, as it was before."""
     python, numpy = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices):
         try:
             yield
         finally:

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from hvd_hetero.data.sample_order import SampleOrder
 from hvd_hetero.data.stream_orders import SharedStream
 from hvd_hetero.data.stream_parts import StreamParts
-from torch_hooks.data.turns import State, front, lanes_of, read, shards_of
+from torch_hooks.data.turns import State, begin_of, front, has_state, lanes_of, read, shards_of
 from torch_hooks.wires.choice import TorchWire
 
 _CHOOSE = (
@@ -49,9 +49,18 @@ def stream_order(
     options = {name: value for name, value in options.items() if name != "persistent_workers"}
     DataLoader(dataset, batch_size=None, **options)  # which refuses what is wrong
 
+    resumed: State = {}
+
     def samples(epoch: int, state: State) -> Iterator[Any]:
         if callable(set_epoch := getattr(dataset, "set_epoch", None)):
             set_epoch(epoch)
+        if has_state(dataset):
+            if "front" in state:
+                resumed["front"] = state["front"]
+            if resumed:
+                # A user may restore the dataset, too, and each later epoch would begin in the middle.
+                dataset.load_state_dict(resumed["front"])  # type: ignore[attr-defined]
+            state = {"front": begin_of(dataset), **state}
         return read(dataset, epoch, state, options)
 
     def whole(epoch: int, state: State | None = None) -> Iterator[Any]:

@@ -6,7 +6,7 @@
 The order is the same for any number of processes, if lanes are of shards: worker w of W has the lanes w, w + W, … and
 takes as many turns as the others, empty ones where it has no lane. So a state of some processes suits others.
 Each lane's state is that of its dataset after its last turn (``state_dict()``), or how many samples to pass over.
-A stream's state holds those of all lanes, and whose turn is next.
+A stream's state holds those of all lanes, whose turn is next, and where the user's dataset stood at its front.
 """
 
 from __future__ import annotations
@@ -125,9 +125,7 @@ class _Lane:
         if "state" in self._state:
             self._dataset.load_state_dict(self._state["state"])
         elif self._kept:
-            # Hugging Face's does not show, before its first sample, where it was told to begin.
-            begins_at = getattr(self._dataset, "_starting_state_dict", None)
-            self._state["state"] = self._dataset.state_dict() if begins_at is None else begins_at
+            self._state["state"] = begin_of(self._dataset)
         samples: Iterator[Any] = iter(self._dataset)
         passed = sum(1 for _ in islice(samples, self._state["pass_over"]))
         if passed < self._state["pass_over"]:
@@ -160,7 +158,14 @@ def read(dataset: IterableDataset[Any], epoch: int, state: State, options: Mappi
         yield from samples
         opened += 1
         lanes[i] = lane.state_dict() if isinstance(lane, _Lane) else lane
-        yield Mark({"of": state["of"], "next": state["next"] if opened <= len(lanes) else i + 1, "lanes": list(lanes)})
+        yield Mark({**state, "next": state["next"] if opened <= len(lanes) else i + 1, "lanes": list(lanes)})
+
+
+def begin_of(dataset: Any) -> Any:
+    """Return the state in which a dataset that has one is to begin."""
+    # Hugging Face's does not show, before its first sample, where it was told to begin.
+    begins_at = getattr(dataset, "_starting_state_dict", None)
+    return dataset.state_dict() if begins_at is None else begins_at
 
 
 def has_state(dataset: Any) -> bool:

@@ -119,6 +119,12 @@ def test_means_by_tokens_leave_out_batches_that_have_none():
         assert each.weight == masks.sum().item()
 
 
+@pytest.mark.parametrize("weight", [float("nan"), -1.0, float("inf")])
+def test_a_weight_that_is_none_is_refused_instead_of_left_out(weight):
+    with pytest.raises(ThreadRankError, match="weight_of must be finite and at least 0"):
+        on_ranks(lambda rank, balance: balance.evaluate(TensorDataset(X), means, weight_of=lambda batch: weight))
+
+
 def test_a_rank_that_fails_ends_the_evaluation_on_all_of_them_and_training_can_go_on():
     def case(rank, balance):
         def fails(batch):
@@ -142,6 +148,7 @@ def test_a_rank_that_fails_ends_the_evaluation_on_all_of_them_and_training_can_g
     [
         (TensorDataset(X[:0]), means, "nothing to average"),
         (TensorDataset(X), lambda batch: {f"of {len(batch[0])}": 1.0}, "the same names"),
+        (TensorDataset(X), lambda batch: batch[0].mean(), "means by name.*got Tensor"),
         (Stream(), means, "must have __len__"),
     ],
 )

@@ -153,12 +153,16 @@ def trained(made, rounds=None):
 @pytest.mark.parametrize("make", [stream, Counting], ids=["datasets", "torchdata"])
 def test_stream_and_loader_may_be_restored_in_either_order(first, make):
     made_before = [(make(), make()) for _ in range(3)]  # copies of them share a cache of datasets
+    elsewhere = make()
+    for _ in zip(range(50), elsewhere, strict=False):
+        pass
+    moved = elsewhere.state_dict()
 
     def case(rank):
         data, restored = made_before[rank]
         made = job(data, stream="whole")
         before = trained(made, 4)
-        states = made.balance.state_dict(), made.loader.state_dict(), data.state_dict()
+        states = made.balance.state_dict(), made.loader.state_dict(), moved
         again = job(restored, stream="whole")
         again.balance.load_state_dict(states[0])
         if first == "stream":
@@ -166,10 +170,11 @@ def test_stream_and_loader_may_be_restored_in_either_order(first, make):
         again.loader.load_state_dict(states[1])
         if first == "loader":
             restored.load_state_dict(states[2])
-        return before + trained(again)
+        return before + trained(again), trained(again)
 
-    seen = sorted(i for part in run_on_threads(case, 3) for i in part)
-    assert seen == list(range(len(SAMPLES) if make is stream else 200))
+    for epoch in zip(*run_on_threads(case, 3), strict=True):
+        seen = sorted(i for part in epoch for i in part)
+        assert seen == list(range(len(SAMPLES) if make is stream else 200))
 
 
 def test_the_state_of_a_stream_alone_loses_nothing():
