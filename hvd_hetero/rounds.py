@@ -319,6 +319,8 @@ class MicroBatch:
     """What its cost depends on; None: its samples alone."""
     foreseen: bool = False
     """Whether it is the last because another rank is about to finish; then this rank sends no signal."""
+    number: int = 0
+    """Its place among the micro-batches that this rank is given in the round."""
 
     @property
     def gradient_weight(self) -> float:

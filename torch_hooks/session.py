@@ -171,8 +171,8 @@ class TorchSession(Session):
     ) -> None:
         """Begin a micro-batch; ``memory_in_use``: right after one that did not fit; ``more_parts``: others follow."""
         self.shortage.begins(memory_in_use=memory_in_use)
-        if self.balancer.ledger is not None:
-            torch.manual_seed(self.balancer.ledger.seed(self.balancer.rounds))
+        if self.balancer.ledger is not None and (seed := self.balancer.ledger.seed(work)) is not None:
+            torch.manual_seed(seed)
         if self.beside is not None:
             self.beside.begin(work, input_s, more_parts=more_parts)
             return

@@ -93,6 +93,11 @@ class Cutter:
 
     def skip(self, rounds: int) -> None:
         """Skip the first rounds of the epoch, which were done as planned, in the next ``begin``."""
+        if self._ledger is not None:
+            raise ValueError(
+                "Telemetry(ledger=True) needs rounds that are numbered through, and skip() (resuming a Trainer, too) "
+                "numbers them from 0 again; leave ledger out"
+            )
         self.begin()
         # Whichever rank had a sample, it is done: so costs need not be known.
         costs, self.order.costs = self.order.costs, None
@@ -120,10 +125,10 @@ class Cutter:
         while self.more:
             cut = self.cut()
             begin = 0
-            for work in cut.micro_batches():
+            for number, work in enumerate(cut.micro_batches()):
                 if work.round < self._plans.rounds:
                     break
-                yield work, cut.part[begin : begin + work.samples]
+                yield replace(work, number=number), cut.part[begin : begin + work.samples]
                 begin += work.samples
 
     def finish(self, table: RoundTable) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from hvd_hetero.data.sample_order import Cut
+from hvd_hetero.rounds import MicroBatch
 from hvd_hetero.telemetry.ledger_reader import KEY, micro_batch_seed
 
 
@@ -20,7 +21,7 @@ class Ledger:
         """What takes the entry of a round; None on ranks that write none."""
         self._rank = rank
         self._open: deque[tuple[int, list[Cut]]] = deque()  # rounds that are not finished, and each rank's part
-        self._begun = (-1, 0)  # a round, and how many of its micro-batches this rank has begun
+        self._begun = (-1, 0)  # the round and the number of the micro-batch that this rank has begun last
 
     def cut(self, round: int, shares: Callable[[], list[Cut]], *, first: bool) -> None:
         """Note a round that was cut; ``first``: none that was cut before is still to finish."""
@@ -45,8 +46,7 @@ class Ledger:
         total = sum(weights) or sum(len(part) for parts in ranks for part in parts)
         self.write({"round": round, "epoch": shares[0].epoch, "total": total, KEY: ranks})
 
-    def seed(self, round: int) -> int:
-        """Return the seed of the micro-batch of this round that this rank begins now."""
-        number = self._begun[1] if self._begun[0] == round else 0
-        self._begun = (round, number + 1)
-        return micro_batch_seed(round, self._rank, number)
+    def seed(self, work: MicroBatch) -> int | None:
+        """Return the seed of a micro-batch that this rank begins; None for what follows of one that it has begun."""
+        begun, self._begun = self._begun, (work.round, work.number)
+        return None if begun == self._begun else micro_batch_seed(work.round, self._rank, work.number)

@@ -47,24 +47,32 @@ def micro_batch_seed(round: int, rank: int, number: int) -> int:
 
 
 def read_ledger(*paths: str | Path) -> Iterator[LedgerPart]:
-    """Yield what counts of a run, in order: rounds that were done again by a later entry are left out.
+    """Return what counts of a run, in order: rounds that were done again by a later entry are left out.
 
     ``paths``: the files of the run, the oldest first. Each membership, and each job that resumed, has begun another.
     """
+    rounds = [(entry["round"], entry["epoch"]) for entry in _entries(paths)]
+    if len({epoch for round, epoch in rounds if round == 0}) > 1:
+        raise ValueError(
+            "the ledger has round 0 in several epochs, since a job has resumed without the state of its LoadBalance; "
+            "replay its file alone, from the checkpoint that it began with"
+        )
     counts, least = [], math.inf
-    for number in reversed([entry["round"] for entry in _entries(paths)]):
-        counts.append(number < least)
-        least = min(least, number)
-    before = math.nan
+    for round, _ in reversed(rounds):
+        if round < least - 1 < math.inf:
+            raise ValueError(
+                f"the ledger has no round {round + 1}, and goes on with {least}; give all files of the run, "
+                "the oldest first"
+            )
+        counts.append(round < least)
+        least = min(least, round)
+    return _parts(paths, counts)
+
+
+def _parts(paths: Sequence[str | Path], counts: list[bool]) -> Iterator[LedgerPart]:
     for entry in _entries(paths):
         if not counts.pop():
             continue
-        if entry["round"] > before + 1:
-            raise ValueError(
-                f"the ledger has no round {before + 1}, and goes on with {entry['round']}; give all files of the run, "
-                "the oldest first"
-            )
-        before = entry["round"]
         each = [(rank, *part) for rank, parts in enumerate(entry[KEY]) for part in enumerate(parts)]
         for at, (rank, number, indices) in enumerate(each, start=1):
             yield LedgerPart(entry["round"], entry["epoch"], rank, number, indices, entry["total"], at == len(each))

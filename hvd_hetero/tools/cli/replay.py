@@ -30,7 +30,10 @@ def run(args: argparse.Namespace) -> int:
     function = runpy.run_path(file).get(name)
     if not callable(function):
         raise ValueError(f"{file} has no function {name!r}; name one that takes the micro-batches of a ledger")
-    result = function(_seeded(read_ledger(*args.run_files)))
+    parts = read_ledger(*args.run_files)
+    # What fails from here on fails in the reader's own code.
+    args.traceback = True
+    result = function(_seeded(parts))
     if result is not None:
         sys.stdout.write(f"{result}\n")
     return 0

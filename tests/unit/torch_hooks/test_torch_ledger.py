@@ -174,6 +174,39 @@ def test_random_numbers_are_those_of_the_micro_batch(tmp_path):
     require_close(replayed(path, dropout=0.5), parameters)
 
 
+def test_random_numbers_where_some_micro_batches_count_nothing(tmp_path):
+    counted = (torch.arange(SAMPLES) % 3 == 0).double()
+
+    def loss_of(model, index):
+        return (counted[index] * (model(X[index]) - Y[index])[:, 0] ** 2).sum() / counted[index].sum()
+
+    def run(rank):
+        model = linear(0.5)
+        balance = LoadBalance(
+            BSP(max_micro_batch=2), global_batch=BATCH, telemetry=Telemetry(tmp_path / "run.jsonl", ledger=True)
+        )
+        loader = BalancedLoader(Indices(), balance, shuffle=True, seed=7, weight_of=lambda i: float(counted[i].sum()))
+        optimizer = DistributedOptimizer(sgd(model), balance, model.named_parameters())
+        for index in loader:
+            optimizer.zero_grad()
+            loss_of(model, index).backward()
+            optimizer.step()
+        balance.close()
+        return flat(model)
+
+    (parameters,) = run_on_threads(run, 1)
+    model = linear(0.5)
+    optimizer = sgd(model)
+    for part in read_ledger(tmp_path / "run.jsonl"):
+        torch.manual_seed(part.seed)
+        if weight := float(counted[part.indices].sum()):
+            (weight / part.total * loss_of(model, part.indices)).backward()
+        if part.last:
+            optimizer.step()
+            optimizer.zero_grad()
+    require_close(flat(model), parameters)
+
+
 def test_the_command_trains_by_a_function_of_a_script(tmp_path, capsys):
     path = tmp_path / "run.jsonl"
     parameters = run_on_threads(trained(path, BSP(max_micro_batch=5), dropout=0.5), 1)[0]
@@ -197,6 +230,9 @@ def test_the_command_trains_by_a_function_of_a_script(tmp_path, capsys):
     require_close(torch.tensor(json.loads(result), dtype=torch.float64), parameters)
     assert main(["replay", str(path), f"{script}:other"]) == 2
     assert "no function 'other'" in capsys.readouterr().err
+    script.write_text("def again(parts):\n    raise ValueError(f'of round {next(parts).round}')\n")
+    with pytest.raises(ValueError, match="of round 0"):  # with its traceback, unlike the command's own
+        main(["replay", str(path), f"{script}:again"])
 
 
 class Stream(IterableDataset):
@@ -233,6 +269,23 @@ def test_weights_beside_a_reducer_are_refused(tmp_path):
 
     with pytest.raises(HeteroError, match="ledger"):
         run_on_threads(case, 1)
+
+
+def test_a_job_whose_rounds_begin_at_0_again_is_not_taken_for_a_restore(tmp_path):
+    path = tmp_path / "run.jsonl"
+    run_on_threads(trained(path), 2)
+    later = tmp_path / "later.jsonl"
+    later.write_text(path.read_text().replace('"epoch":1', '"epoch":2').replace('"epoch":0', '"epoch":2'))
+    with pytest.raises(ValueError, match="without the state of its LoadBalance"):
+        read_ledger(path, later)
+    assert [*read_ledger(path, path)] == [*read_ledger(path)], "done again from its start"
+
+    def skips(rank):
+        balance = LoadBalance("bsp", global_batch=BATCH, telemetry=Telemetry(path, ledger=True))
+        BalancedLoader(Indices(), balance).skip(2)
+
+    with pytest.raises(HeteroError, match="skip"):
+        run_on_threads(skips, 1)
 
 
 def test_a_run_without_a_ledger_says_so(tmp_path):
