@@ -361,12 +361,15 @@ class BalancedLoader:
 
     def _require_data_on_all(self) -> None:
         """Raise if the epoch is too short for layers that wait for other ranks."""
-        session, remaining = self._session, self._cutter.order.remaining
-        workers, each = session.balancer.workers, self._cutter.order.end.room.least or 1
+        session, order = self._session, self._cutter.order
+        workers, each = session.balancer.workers, order.end.room.least or 1
+        if self._streams and session.waits_in_layers:
+            order.holds(workers * each)  # a stream knows what remains once it has read so far
+        remaining = order.remaining
         if session.waits_in_layers and remaining is not None and remaining < workers * each and not self._stops():
             who = "SyncBatchNorm" if session.beside is None else "your reducer"
             raise ValueError(
-                f"epoch {self._cutter.order.epoch} has {remaining} sample(s) left for {workers} ranks, and "
+                f"epoch {order.epoch} has {remaining} sample(s) left for {workers} ranks, and "
                 f"{who} needs {each} on every rank; give the loader more samples, or launch fewer ranks"
             )
 

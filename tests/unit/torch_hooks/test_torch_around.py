@@ -222,6 +222,15 @@ def of_one_sample(rank):
     normalising(data=TensorDataset(X[:1], Y[:1])).epochs()
 
 
+class OneSample(IterableDataset):
+    def __iter__(self):
+        return iter([(X[0], Y[0])])
+
+
+def of_a_stream_of_one_sample(rank):
+    normalising(data=OneSample(), stream="whole").epochs()
+
+
 def nothing_left(rank):
     """On all ranks here, which all say so; one alone would end the others by ending itself."""
     normalising(collate_fn=lambda samples: (X[:0], Y[:0]), weight_of=lambda batch: len(batch[0])).epochs()
@@ -240,6 +249,10 @@ def nobody_counts(rank):
     [
         (later_more_micro_batches, "HeteroError: round 1 has 1, 2 micro-batches under policy 'sometimes-more'"),
         (of_one_sample, r"ValueError: epoch 0 has 1 sample\(s\) left for 2 ranks, and SyncBatchNorm needs 1 on"),
+        (
+            of_a_stream_of_one_sample,
+            r"ValueError: epoch 0 has 1 sample\(s\) left for 2 ranks, and SyncBatchNorm needs 1 on",
+        ),
         (nothing_left, "ValueError: weight_of must be positive with SyncBatchNorm.*GroupNorm"),
         (nobody_counts, "ValueError: collate_fn must use all samples that it is given"),
     ],
