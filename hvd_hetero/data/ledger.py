@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hvd_hetero.data.sample_order import Cut
 from hvd_hetero.rounds import MicroBatch
 from hvd_hetero.telemetry.ledger_reader import KEY, micro_batch_seed
+
+if TYPE_CHECKING:
+    from hvd_hetero.data.sample_order import Cut
 
 
 class Ledger:

@@ -22,7 +22,7 @@ def test_load_balance_and_optimizer_have_what_users_call():
     ((balance, inner, optimizer),) = run_on_threads(made, ranks=1)
     assert public(dir(balance)) == {
         "policy", "rounds", "plan", "batch_size", "round_complete", "also", "batch", "surviving_out_of_memory",
-        "state_dict", "load_state_dict", "on_round", "close", "scale", "accumulate", "progress",
+        "state_dict", "load_state_dict", "on_round", "close", "scale", "accumulate", "progress", "evaluate",
     }  # fmt: skip
     assert public(dir(optimizer)) - public(dir(inner)) == {
         "synchronize", "skip_synchronize", "average_parameters", "close",
