@@ -60,7 +60,7 @@ class _OwnReader(Reader):
     def flush(self) -> tuple[int, bool, tuple[int, Any]]:
         """Return how many samples were read, whether the part has ended, and the last mark."""
         count, self.unsent = len(self.unsent), []
-        self.forget(self.number)
+        self.forget(self.number)  # one mark is left, the last
         return count, self.ended, self.marks[0]
 
 
@@ -151,8 +151,8 @@ class StreamParts(SampleOrder):
         numbers = [self.epoch, self._round, self._rounds or 0, self._count, len(self._queue), *map(len, self._pools)]
         # Here, so that a rank reads in each round, and not much in some of them.
         self._read_ahead(needed, plan.samples)
-        part = [self._held[sample] for sample in taken[rank]]
-        return Cut(plan, rank, part, self.epoch, zlib.crc32(np.array(numbers, dtype="<i8").tobytes()))
+        mine = [self._held[sample] for sample in taken[rank]]
+        return Cut(plan, rank, mine, self.epoch, zlib.crc32(np.array(numbers, dtype="<i8").tobytes()))
 
     def finish(self, done: Sequence[float], ended: Sequence[float] = ()) -> None:
         """Put back what each rank left undone, in front of its pool."""

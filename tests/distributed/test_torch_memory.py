@@ -18,13 +18,13 @@ def ranks(request, pool):
 
 
 @pytest.mark.parametrize("ranks", ["torch.distributed"], indirect=True, scope="module")
-@pytest.mark.parametrize("case", ["one", "views", "k = 2", "k = 2, views"])
+@pytest.mark.parametrize("case", ["one", "views", "k = 2", "k = 2, views", "k = 2, twice"])
 def test_a_batch_that_does_not_fit_is_done_again_in_parts_and_exact(ranks, case):
     require_exact(ranks, case)
 
 
 @pytest.mark.parametrize("ranks", ["torch"], indirect=True, scope="module")
-@pytest.mark.parametrize("case", ["one", "cleared to zeros", "k = 2", "k = 2, cleared before"])
+@pytest.mark.parametrize("case", ["one", "cleared to zeros", "k = 2", "k = 2, cleared before", "k = 2, twice"])
 def test_beside_horovods_optimizer_it_is_done_again_too(ranks, case):
     require_exact(ranks, case)
 
@@ -34,7 +34,7 @@ def require_exact(ranks, case):
         outcome = ranks[rank][case]
         assert outcome["difference"] <= 1e-9
         assert set(outcome["sizes"]) == {24 if "k = 2" in case else 12}
-    assert ranks[0][case]["failed"] >= 1
+    assert ranks[0][case]["failed"] >= (2 if "twice" in case else 1)
     assert 0 < ranks[0][case]["limit"] <= 5
 
 

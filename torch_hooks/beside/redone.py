@@ -8,7 +8,7 @@ Where the round's gradients are, from call to call:
     begin(more_parts=True)                                     the reducer leaves out this pass
     backward_ends()            .grad: none                     _kept: the part's, too; ``survived`` catches PartDone
     begin(more_parts=False)                                    the last part, which is reduced as the whole would be
-    backward_begins()          .grad: all that was kept        _kept: none; the last part adds its own
+    backward_begins()          .grad: all that was kept        _kept: a copy, if this pass is not reduced and may fail
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ class Redone:
         """Whether the batch is a part that others follow, which is not reduced."""
         self.sent: list[Any] = []
         """The models that have sent their buffers in this batch."""
+        self._in_backward = False
         self._reduces = False
+        """Whether the backward pass at hand is reduced."""
         self._set_aside = False
         """Whether the gradients of the round are in `_kept`, and not in ``.grad``."""
         self._parameters: dict[int, torch.Tensor] = {}
@@ -61,7 +63,7 @@ class Redone:
     def begin(self, *, first: bool, more_parts: bool) -> None:
         """Begin a batch. ``first``: of its round. ``more_parts``: others follow this part."""
         self._deferred.close()
-        self.more_parts, self.sent = more_parts, []
+        self.more_parts, self.sent, self._in_backward = more_parts, [], False
         if first:
             self.forget()
         if more_parts:
@@ -91,8 +93,9 @@ class Redone:
                     each.module.register_forward_pre_hook(Hook(partial(_note_sent, mine, weakref.ref(each))))
         if not self.more_parts:
             self._passes = [_as_now(each) for each in self._wrappers if hasattr(each, "_allreduce_delay")]
-        if not (last or self._set_aside):
-            self._kept = {key: p.grad.clone() for key, p in self._parameters.items() if p.grad is not None}
+        if not self._set_aside:  # a backward pass that reduces cannot be undone, and needs no copy
+            held = {} if last else self._parameters
+            self._kept = {key: p.grad.clone() for key, p in held.items() if p.grad is not None}
 
     def scaled(self, loss: torch.Tensor, *, last: bool) -> None:
         """Note the loss of a batch in a loop that survives."""
@@ -101,13 +104,16 @@ class Redone:
 
     def backward_begins(self, *, last: bool) -> None:
         """Give back what earlier parts have brought, as the reducer may take gradients from here on."""
+        self._in_backward = True
         if self._known is None or self.more_parts:
             return
         self._reduces = last or any(_reduces_now(each, self._parameters) for each in self._wrappers)
         if self._set_aside:
             for key, gradient in self._kept.items():
-                self._parameters[key].grad = gradient
-            self._set_aside, self._kept = False, {}
+                self._parameters[key].grad = gradient if self._reduces else gradient.clone()
+            self._set_aside = False
+            if self._reduces:
+                self._kept = {}
 
     def backward_ends(self) -> None:
         """End the loop's body, if its batch is a part that is not reduced."""
@@ -119,12 +125,13 @@ class Redone:
             # In a callback of autograd: it comes out of the body's backward(), and `Shortage.survived` catches it.
             raise PartDone
 
-    def undo(self, *, in_backward: bool) -> bool:
+    def undo(self) -> bool:
         """Undo the batch at hand; return False if that is impossible, since a collective may have begun."""
         strange = len(_reducers()) > len(self._wrappers)  # wrapped since: it would reduce each part
-        if strange or (in_backward and self._reduces and not self.more_parts):
+        if strange or (self._in_backward and self._reduces and not self.more_parts):
             return False
-        self._put_aside(keep=not in_backward)  # else ``guard`` has kept what earlier batches brought
+        # Else ``guard``, or the beginning of the backward pass, has kept what earlier batches and parts brought.
+        self._put_aside(keep=not self._in_backward)
         for restore in self._passes if not self.more_parts else ():
             restore()
         for each in self.sent:

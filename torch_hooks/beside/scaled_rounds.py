@@ -303,7 +303,7 @@ class ScaledRounds:
 
     def undo(self) -> bool:
         """Undo the micro-batch that `guard` prepared for; return whether that was possible."""
-        if self.done or not self.redone.undo(in_backward=self._stage is _Stage.SCALED):
+        if self.done or not self.redone.undo():
             return False
         self._stage = _Stage.OVER
         self.steps.end_batch()
