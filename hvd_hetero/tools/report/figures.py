@@ -175,7 +175,7 @@ def figures(run: Run, *, replayed: bool = True) -> Figures:
         return Figures(
             policy=run.policy,
             workers=run.workers,
-            global_batch=round(float(totals_of(run)[counts].mean())),
+            global_batch=_global_batch(run, counts),
             rounds=int(counts.sum()),
             micro_batches=int(run.micro_batches[counts].max()),
             epochs=len(np.unique(run.epoch)),
@@ -246,6 +246,12 @@ def _over_time(run: Run, lost: Attribution, measured: Floats, counts: npt.NDArra
 def _parts(count: int, most: int) -> npt.NDArray[np.int64]:
     """Return the beginnings of at most ``most`` equal parts of ``count`` things."""
     return np.unique(np.linspace(0, count, min(count, most), endpoint=False).astype(np.int64))
+
+
+def _global_batch(run: Run, counts: npt.NDArray[np.bool_]) -> int:
+    # An epoch's last round holds what the others leave. That is no other global batch.
+    whole = counts & np.append(run.epoch[1:] == run.epoch[:-1], False)
+    return round(float(totals_of(run)[whole if whole.any() else counts].mean()))
 
 
 def _replayed(run: Run, replayed: bool) -> tuple[Alternatives | None, str]:

@@ -37,6 +37,13 @@ def steady(rounds=60, **columns):
     return run_of(**{name: of if len(of) == rounds else of * (rounds // len(of)) for name, of in given.items()})
 
 
+def test_the_short_last_round_of_an_epoch_is_no_other_global_batch():
+    epoch = np.repeat(np.arange(6), 10)
+    run = steady(samples=[[20, 20]] * 9 + [[3, 4]], epoch=epoch)
+    assert figures(run).global_batch == 40
+    assert figures(run.replace(plan=run.plan // 2)).global_batch == 20, "the batch that was trained, where it adapts"
+
+
 @pytest.mark.parametrize(
     ("devices", "every"), [((False, False), 1), ((False, True), 1), ((True, True), 10)], ids=["none", "one", "both"]
 )
