@@ -83,7 +83,7 @@ class Sketch(Candidate):
         weights = self.weights()
         rates, sure = self.rates(weights, self.beta)
         costs = self.costs(rates, np.full(len(rates), self.beta))
-        wanted, gain = costs.divided(plan), costs.gain(self.equal, sure)
+        wanted, gain = costs.divided(plan, self.max_micro_batch or 0), costs.gain(self.equal, sure)
         if self.upper:
             high = self.rates(weights, self.high)[0]
             gain = self.costs(high, np.full(len(rates), self.high)).gain(self.equal, sure)
@@ -191,7 +191,7 @@ class LeastSquares(Candidate):
         if self.rounds < 3:
             return plan
         costs = self.costs(self.reference / slopes, np.minimum(fixed / slopes, 99.0) * self.reference)
-        wanted = costs.divided(plan)
+        wanted = costs.divided(plan, self.max_micro_batch or 0)
         gain = 1 - costs.latest_s(wanted) / costs.latest_s(plan)
         if gain < max(TOLERANCE, self.errors * math.hypot(self.error(plan), self.error(wanted))):
             return plan
@@ -237,7 +237,7 @@ class Control(Candidate):
         tolerance = min(self.doubt * TOLERANCE, 0.9)
         if costs.near_best(plan, tolerance) or costs.near_best(plan, 0.0, sure):
             return plan
-        wanted = costs.divided(plan)
+        wanted = costs.divided(plan, self.max_micro_batch or 0)
         if costs.latest_s(wanted) > (1 - tolerance) * costs.latest_s(plan):
             return plan
         self.before = plan, float(self.mean.max())

@@ -71,8 +71,8 @@ class FixedCosts(Kept):
         self._betas = _betas_of(reference)
         self._against = np.zeros((workers, len(_SHARES)))  # L
         self._before = np.zeros(len(_SHARES))  # L of a former membership
-        # σ before it is known: what ranks usually scatter (`policies.evidence` begins with more, to doubt moves). With
-        # more, the first changes of size, which teach most, would count for less.
+        # σ before it is known: a guess (`policies.evidence` begins with more, to doubt moves). With more, the first
+        # changes of size, which teach most, would count for less.
         self._noise = np.full(workers, 0.05)
         # Since a rank's size or its level changed: the size, the mean of log t, and the number of rounds.
         self._size, self._level, self._rounds = np.zeros((3, workers))
