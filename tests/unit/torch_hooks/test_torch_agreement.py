@@ -80,8 +80,8 @@ def test_parameters_that_the_plain_optimizer_was_given_later_are_refused_before_
     def disturb(rank, round, model, inner):
         if round == 3:
             change(model, inner)
-            apart.append((inner.param_groups[-1]["params"][-1 if change is more else 1],))
-            apart[-1] += (apart[-1][0].detach().clone(),)
+            given = inner.param_groups[-1]["params"][-1 if change is more else 1]
+            apart.append((given, given.detach().clone()))  # at once: the other rank is a thread
 
     start = network()
     with pytest.raises(ThreadRankError, match=r"parameter.*add_param_group\(\)"):
