@@ -319,8 +319,8 @@ NOTES = """Of the entrants:
   beyond two standard errors (three).
 
 On real ranks, which sleep (``--ranks``, 160 rounds, one quiet run each), rounds of today's and of cautious steps took
-60.05 and 59.56 ms (half), 76.34 and 76.08 (three), 60.47 and 62.29 (switching). On two equal ones, an earlier run of
-today's (``--runs 10 --rounds 400``) had least shares of 45 to 64.
+60.05 and 59.56 ms (half), 76.34 and 76.08 (three), 60.47 and 62.29 (switching). On two equal ones, today's had least
+shares of 48 to 64 in ten runs (``--ranks equal --runs 10 --rounds 400``), and of 45 to 64 in an earlier ten.
 
 Lines are those of the modules and of the classes here. Only today's have the options of users (memory, multiples, ranks
 that rest, states): some 350 lines. Numbers are those that somebody chose, a grid counts as one.
