@@ -39,6 +39,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 KINDS = {"net": 0x40000000, "uts": 0x04000000, "mnt": 0x00020000}
 """Kinds of namespaces that make a host, with the kernel's flag for each."""
@@ -172,26 +173,29 @@ def _make(names: Sequence[str], mtu: int) -> tuple[list[int], list[dict[str, int
     return [device for device, _ in made], [held for _, held in made]
 
 
-def _end_inhabitants(namespaces: set[str]) -> None:
-    """End what still runs on the hosts: politely first, then by force."""
+def _end_inhabitants(namespaces: set[str], doors: bytes) -> None:
+    """End what still runs on the hosts, or is about to: politely first, then by force."""
     for number, patience_s in ((signal.SIGTERM, _PATIENCE_S), (signal.SIGKILL, _PATIENCE_S)):
         until = time.monotonic() + patience_s
-        found = _inhabitants(namespaces)
+        found = _inhabitants(namespaces, doors)
         for pid in found:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
         while found and time.monotonic() < until:
             time.sleep(0.02)
-            found = _inhabitants(namespaces)
+            found = _inhabitants(namespaces, doors)
         if not found:
             return
 
 
-def _inhabitants(namespaces: set[str]) -> list[int]:
+def _inhabitants(namespaces: set[str], doors: bytes) -> list[int]:
+    """Return who is in the namespaces, or names a door to them: nsenter has opened it and enters in a moment."""
     found = []
     for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
         with contextlib.suppress(OSError):  # it has just ended
-            if pid != os.getpid() and os.readlink(f"/proc/{pid}/ns/net") in namespaces:
+            # First the command: who has gone through by then runs another one, and is inside.
+            enters = doors in Path(f"/proc/{pid}/cmdline").read_bytes()
+            if pid != os.getpid() and (enters or os.readlink(f"/proc/{pid}/ns/net") in namespaces):
                 found.append(pid)
     return found
 
@@ -235,7 +239,9 @@ def main(directory: str, mtu: int, names: Sequence[str]) -> None:
         for to, packet in switch.deliver(time.monotonic()):
             with contextlib.suppress(BlockingIOError):  # full: dropped, as in a network
                 os.write(devices[to], packet)
-    _end_inhabitants(namespaces)
+    for descriptor in (descriptor for of in held for descriptor in of.values()):
+        os.close(descriptor)  # nobody opens a door from now on, so none comes in after the search for them
+    _end_inhabitants(namespaces, f"/proc/{me}/fd/".encode())
     shutil.rmtree(directory, ignore_errors=True)
 
 

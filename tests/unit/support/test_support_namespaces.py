@@ -75,11 +75,22 @@ def test_hosts_reach_one_another_by_name_and_address_until_the_link_is_cut_and_w
         hosts.link(0, speed=3.0)
 
 
+# What nsenter does, slowly: it opens the namespaces, and then enters them.
+SLOWLY = 'exec 5<"$1"; echo; sleep 1; exec nsenter --net=/proc/self/fd/5 sleep 60'
+
+
 @needs_hosts
-def test_a_killed_owner_leaves_no_process_no_host_and_no_file():
+@pytest.mark.parametrize(
+    "inside",
+    [
+        pytest.param("[*hosts.on(0), 'sh', '-c', 'echo; exec sleep 60']", id="inside"),
+        pytest.param(f"['sh', '-c', {SLOWLY!r}, 'sh', hosts.on(0)[1].removeprefix('--net=')]", id="entering"),
+    ],
+)
+def test_a_killed_owner_leaves_no_process_no_host_and_no_file(inside):
     text = (
         "import subprocess, time\nfrom support.namespaces import Hosts\nhosts = Hosts(1)\n"
-        "inside = subprocess.Popen([*hosts.on(0), 'sleep', '60'])\n"
+        f"inside = subprocess.Popen({inside}, stdout=subprocess.PIPE)\ninside.stdout.readline()\n"
         "print(hosts._switch.pid, inside.pid, hosts._directory, flush=True)\ntime.sleep(60)"
     )
     env = {**os.environ, "PYTHONPATH": str(Path(namespaces.__file__).parents[1])}
