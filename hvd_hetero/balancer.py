@@ -59,7 +59,7 @@ WEIGHS_NOTHING = (
     "weight_of gave 0 for every batch of round {} (or masks hid all of it), on all ranks. A round needs a positive "
     "weight, since its gradient is a weighted mean. Raise global_batch, or leave out the samples of weight 0"
 )
-_STATE_VERSION = 8
+_STATE_VERSION = 9
 
 
 class _State(enum.Enum):
@@ -483,8 +483,9 @@ class Balancer:
         self._expect(_State.AGREED)
         require_version(state, "the balance", _STATE_VERSION)
         self.planner.require_fitting(state)
-        # First, because it may refuse: then the plans are as they were.
-        self.meter.load_state_dict(state["pace"])
+        # First, because it may refuse: then the plans are as they were. Another card has other memory.
+        other = {} if state["devices"] == self.planner.devices else {"memory": None}
+        self.meter.load_state_dict({**state["pace"], **other})
         # Not in the state, since it must be the same on all ranks; the next table sets it.
         self.gradient.of_sample = 1.0
         self.planner.load_state_dict(state)

@@ -75,7 +75,7 @@ class Planner(Kept):
                 f"global_batch must be at least the number of ranks, so that each holds a sample: got {global_batch} "
                 f"for {workers} ranks; raise global_batch or launch fewer ranks"
             )
-        self.policy = policy
+        self.policy, self.devices = policy, list(devices)
         self.global_batch = int(global_batch)
         self.noise = GradientNoise()
         self.epoch_samples = math.inf
@@ -205,9 +205,8 @@ class Planner(Kept):
         self.room.learn(finished)
         if self.goodput is not None:
             plan = plan.within(self.room.learned)
-            self.goodput.fits = max(min(self.room.most, self.room.known), plan.total)
-            other = self.goodput.reconsider(self.policy, plan, believed.table, self.noise, self.typical_size)
-            plan = other if other.total <= self.goodput.fits else plan
+            self.goodput.fits = self.room.known
+            plan = self.goodput.reconsider(self.policy, plan, believed.table, self.noise, self.typical_size)
         fixed_samples = finished.table.column("fixed_samples")
         plan = self.room.bounded(plan, fixed_samples, self.policy.multiple_of)
         if self._said_to_rest is not None:
@@ -265,6 +264,7 @@ class Planner(Kept):
         return {
             **self._terms,
             "rounds": self.rounds,
+            "devices": self.devices,
             "plans": [
                 {"samples": p.samples, "micro_batches": p.micro_batches, "ends": p.ends, "local": p.local}
                 for p in self._plans
@@ -279,9 +279,10 @@ class Planner(Kept):
         self.require_fitting(state)
         self.policy.load_state_dict(state["kept"])
         super().load_state_dict(state)
-        self._plans = deque(
-            RoundPlan(tuple(p["samples"]), tuple(p["micro_batches"]), p["ends"], p["local"]) for p in state["plans"]
-        )
+        if state["devices"] == self.devices:  # else shares begin as if nothing were known of these cards
+            self._plans = deque(
+                RoundPlan(tuple(p["samples"]), tuple(p["micro_batches"]), p["ends"], p["local"]) for p in state["plans"]
+            )
         self._rules = deque(CostRule(*rule) for rule in state["rules"])
         self.rounds = state["rounds"]
 

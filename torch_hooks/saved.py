@@ -17,9 +17,9 @@ as a whole or not at all, so a job that is ended while it writes leaves the form
 all others, which is compared before anything in it is used. ``torch.load`` reads it, too.
 
 It holds what also survives a change of ranks in memory (``hvd_hetero.elastic``): plans and the policy's state,
-each rank's predictor, the place in the data. A rank on another host than before knows nothing about its
-speed. With other ranks, another policy or other options of it, shares are negotiated again. Not in it: the state of
-random generators, and each rank's own data, such as running statistics of batch norm (rank 0's become all
+each rank's predictor, the place in the data. A rank on another host or card than before knows nothing about its
+speed and memory. With other ranks, another policy or other options of it, shares are negotiated again. Not in it: the
+state of random generators, and each rank's own data, such as running statistics of batch norm (rank 0's become all
 ranks').
 
 Horovod's elastic mode keeps processes that have survived, and is quicker (``torch_hooks.elastic``). This needs no rank
@@ -129,7 +129,7 @@ class SavedTraining:
         self._fails = False
         """True: the latest save could not be written, and a warning says so."""
         self._pace = CommitPace()
-        self._host = socket.gethostname()
+        self._place = f"{socket.gethostname()} {session.devices[session.balancer.rank]}"
         self._load()
         batches.before_round = self._save_if_due
 
@@ -161,7 +161,7 @@ class SavedTraining:
         with self._pace.commit(session.balancer.rounds):
             membership.capture(session.balancer, self._batches.state_dict())
             with self._pace.together():
-                own = session.wire.allgather_object((self._host, membership.own), name=f"{session.prefix}.saved")
+                own = session.wire.allgather_object((self._place, membership.own), name=f"{session.prefix}.saved")
             with self._all_or_none():
                 if session.wire.rank == 0:
                     try:
@@ -245,9 +245,9 @@ class SavedTraining:
             )
         for name, part in self._parts.items():
             broadcast_state(wire, part, f"{session.prefix}.loaded.{name}")
-        host, mine = own[wire.rank] if wire.rank < len(own) else (None, None)
+        place, mine = own[wire.rank] if wire.rank < len(own) else (None, None)
         membership = MembershipState()
-        membership.load_state_dict(progress, mine if host == self._host else None, wire.rank)
+        membership.load_state_dict(progress, mine if place == self._place else None, wire.rank)
         if wire.rank == 0 and membership.rates_for != session.balancer.planner.global_batch:
             logger.warning(
                 "the global batch was %s and is %d now; learning rates stay as they are",

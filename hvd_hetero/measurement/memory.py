@@ -67,7 +67,7 @@ class CudaGauge:
 class MemoryMeter(Kept):
     """The bounds of one rank's micro-batches: as said, by the line, and by what has failed."""
 
-    KEPT = (Figure("failed", whole=True),)
+    KEPT = (Figure("failed", whole=True), Figure("_by_line", whole=True))
 
     def __init__(self) -> None:
         self.gauge: MemoryGauge | None = None

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from hvd_hetero.bounds import Said
 from hvd_hetero.policies.policy import Policy, checked_micro_batch, equal_plan
-from hvd_hetero.rounds import FinishedRound, RoundPlan
+from hvd_hetero.rounds import RoundPlan
 
 
 class BSP(Policy):
@@ -26,7 +26,3 @@ class BSP(Policy):
     def first(self, workers: int, global_batch: int) -> RoundPlan:
         """Return equal shares for all ranks."""
         return equal_plan(workers, global_batch)
-
-    def next(self, plan: RoundPlan, finished: FinishedRound) -> RoundPlan:
-        """Return the same plan again."""
-        return plan

@@ -99,6 +99,9 @@ class Goodput(Kept):
         """Return the plan for rounds of the best size, after one more round: in most cases the same."""
         self._transfer.update(table.transfer_s)  # the last to come waits for the transfer alone
         self._waited += 1
+        if plan.total > self.fits:  # another tenant of a card, perhaps
+            held = [size for size in self._sizes if size <= self.fits]
+            return policy.resized(plan, max(held, default=self._sizes[0]))
         if self._waited < _ROUNDS_PER_DECISION or not noise.known:
             return plan
         self._waited = 0

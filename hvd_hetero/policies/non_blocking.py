@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from hvd_hetero.checks import integer
 from hvd_hetero.policies.policy import Policy, equal_plan
-from hvd_hetero.rounds import FinishedRound, RoundPlan
+from hvd_hetero.rounds import RoundPlan
 
 
 class NonBlocking(Policy):
@@ -66,7 +66,3 @@ class NonBlocking(Policy):
             )
         samples = equal_plan(workers, global_batch).samples
         return RoundPlan(samples, (self.micro_batches,) * workers, ends="first")
-
-    def next(self, plan: RoundPlan, finished: FinishedRound) -> RoundPlan:
-        """Return the same plan again."""
-        return plan

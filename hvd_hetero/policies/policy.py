@@ -83,9 +83,10 @@ class Policy(Kept, ABC):
     def first(self, workers: int, global_batch: int) -> RoundPlan:
         """Return the plan before anything was measured."""
 
-    @abstractmethod
     def next(self, plan: RoundPlan, finished: FinishedRound) -> RoundPlan:
         """Return the plan that follows ``plan``, the latest one decided, given the latest finished round."""
+        # Not ``plan``: that is bounded by memory, which may have become free again.
+        return self.first(plan.workers, plan.total)
 
     def resized(self, plan: RoundPlan, total: int) -> RoundPlan:
         """Return the plan that follows ``plan`` where rounds have another number of samples from then on."""

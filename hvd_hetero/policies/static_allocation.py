@@ -9,7 +9,7 @@ from hvd_hetero.allocation.largest_remainder import proportional
 from hvd_hetero.bounds import Said
 from hvd_hetero.checks import integer
 from hvd_hetero.policies.policy import Policy, checked_micro_batch
-from hvd_hetero.rounds import FinishedRound, RoundPlan
+from hvd_hetero.rounds import RoundPlan
 
 
 class StaticAllocation(Policy):
@@ -69,7 +69,3 @@ class StaticAllocation(Policy):
         # Every rank with a weight w gets at least w samples: one for each of its micro-batches.
         samples = proportional(self.weights, global_batch, minimum=self.weights)
         return RoundPlan(tuple(int(x) for x in samples), self.weights)
-
-    def next(self, plan: RoundPlan, finished: FinishedRound) -> RoundPlan:
-        """Return the same plan again."""
-        return plan

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 from late_jobs import Job
 
+from hvd_hetero.balancer import Balancer
 from hvd_hetero.bounds import Room, bounds_array, bounds_of_ranks
 from hvd_hetero.data.permutation import SharedPermutation
 from hvd_hetero.measurement.memory import MemoryMeter
 from hvd_hetero.planner import Planner
-from hvd_hetero.policies import BSP, LBBSP, Goodput, StaticAllocation
-from hvd_hetero.rounds import MicroBatch, RoundPlan
+from hvd_hetero.policies import BSP, LBBSP, Goodput, NonBlocking, StaticAllocation
+from hvd_hetero.rounds import FinishedRound, MicroBatch, RoundPlan, RoundReport, RoundTable
 
 GIB = 2.0**30
 
@@ -114,6 +115,9 @@ def test_a_remainder_that_memory_does_not_hold_besides_is_a_round_of_its_own(sam
 class Gauge:
     """A device of so many GiB, of whose samples each kind of model takes more or less."""
 
+    others, others_until = 0.5, math.inf
+    """GiB of another tenant, from round 5 on until this one."""
+
     def __init__(self, kind, size, balancer, seed):
         self.kind, self.size, self.balancer = kind, size * GIB, balancer
         self.dice = np.random.default_rng(seed)
@@ -144,7 +148,8 @@ class Gauge:
         return self.needs(self.balancer.work.samples)
 
     def available(self):
-        return self.size - (0.5 * GIB if self.kind == "another tenant" and self.rounds >= 5 else 0.0)
+        there = self.kind == "another tenant" and 5 <= self.rounds < self.others_until
+        return self.size - (self.others * GIB if there else 0.0)
 
 
 KINDS = [
@@ -187,6 +192,16 @@ def test_ranks_keep_to_memory_before_anything_fails_and_take_the_best_split_that
     assert (shares <= np.array(fits) + 1).all()
     assert latest <= 1.08 * best(speeds, [0.0, 0.0], fits, total)
     assert max(balancer.meter.memory.bound for balancer in job.balancers) > 0
+
+
+@pytest.mark.parametrize("policy", [BSP, lambda: StaticAllocation([1, 1]), LBBSP])
+def test_shares_return_once_another_tenant_has_left_the_card(policy, monkeypatch):
+    monkeypatch.setattr(Gauge, "others", 13.5)
+    crowded = trained(policy, "another tenant", [100.0, 100.0], [60.0, 24.0], 40, first=False)
+    assert crowded.balancers[0].plan().samples[1] == int((0.9 * (24.0 - 13.5) - 1.0) / 0.45)
+    monkeypatch.setattr(Gauge, "others_until", 40)
+    alone = trained(policy, "another tenant", [100.0, 100.0], [60.0, 24.0], 40, first=False)
+    assert alone.balancers[0].plan().samples == (20, 20)
 
 
 def test_the_line_is_learned_within_a_few_per_cent_of_where_memory_ends():
@@ -246,6 +261,60 @@ def test_a_global_batch_that_adapts_grows_as_far_as_ranks_hold_it():
     planner.room.learned = np.array([18, 13])
     planner.goodput.fits = planner.room.known
     assert 16 < planner.goodput.chosen(16, (1e6, 1e6), lambda total: 1.0) <= 31
+
+
+def agreed(planner, limits):
+    """Let all ranks have done the plan, and say what they hold."""
+    plan = planner.plan()
+    rows = [RoundReport(samples=plan.samples[rank], limit=of).vector(rank, 2) for rank, of in enumerate(limits)]
+    planner.learn(FinishedRound(planner.rounds, 0, plan, RoundTable(sum(rows), 2), 1.0))
+    return planner.plan()
+
+
+def test_a_bound_that_falls_and_rises_again_cuts_rounds_that_end_early_only_meanwhile():
+    planner = Planner(NonBlocking(2), 2, 24)
+    assert [agreed(planner, limits).micro_batches for limits in ((0, 0), (0, 3), (0, 0))] == [(2, 2), (2, 4), (2, 2)]
+
+
+@pytest.mark.parametrize(("limits", "total"), [((18, 13), 24), ((40, 40), 48), ((9, 6), 16)])
+def test_a_global_batch_that_adapts_falls_where_ranks_no_longer_hold_it(limits, total):
+    planner = Planner(BSP(), 2, Goodput(start=48, least=16, most=64))
+    planner.require_equal_counts(1, exactly=False)
+    assert agreed(planner, limits).total == total
+
+
+def test_what_was_learned_of_a_card_holds_in_another_job_on_the_same_cards_alone():
+    def job(*cards):
+        return [Balancer(LBBSP(), rank, 2, 60, clock=lambda: 0.0, devices=cards) for rank in range(2)]
+
+    before = job("large", "small")
+    memory = before[1].meter.memory
+    memory.gauge, memory.share = Gauge("a line", 12.0, before[1], 0), 0.9
+    for size in (8, 16):
+        before[1].begin(MicroBatch(RoundPlan.of([60 - size, size]), size))
+        memory.done(warm=True)
+        before[1].discard_round()
+    holds = int((0.9 * 12.0 - 1.0) / 0.45)
+    assert memory.learned == holds
+    before[1].planner._plans[0] = RoundPlan.of([40, 20])
+    state = before[1].state_dict()
+    for cards, learned, shares in ((("large", "small"), holds, (40, 20)), (("large", "large"), 0, (30, 30))):
+        after = job(*cards)[1]
+        after.load_state_dict(state)
+        assert (after.meter.memory.learned, after.plan().samples) == (learned, shares)
+
+
+def test_the_ranks_that_are_left_begin_within_what_they_have_learned():
+    job = trained(LBBSP, "a line", [100.0] * 3, [24.0, 24.0, 12.0], 60)
+    states = [balancer.state_dict() for balancer in job.balancers[1:]]
+    left = Job(LBBSP, [100.0, 100.0], 60).balancers
+    for balancer, state in zip(left, states, strict=True):
+        balancer.planner.require_equal_counts(1)
+        balancer.meter.load_state_dict(state["pace"])
+    prospects = [(balancer.meter.learner.expected(), balancer.meter.limit) for balancer in left]
+    for balancer in left:
+        balancer.resume(states[0], prospects, same_ranks=False)
+        assert balancer.plan().samples[1] <= (0.9 * 12.0 - 1.0) / 0.45 < 30
 
 
 def test_a_new_membership_begins_within_what_is_said_and_what_ranks_hold():
