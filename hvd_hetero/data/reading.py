@@ -7,8 +7,8 @@ always hold, whatever is read ahead, and however many rounds are in flight:
 
 - sample k is the k-th of the source, however often and wherever it was opened again;
 - the oldest mark that is kept lies at or before s_c, and only one does: what lies before it is done;
-- a state is that mark, and the numbers after it that are done. So to go on reads samples again from the mark on, and
-  never one that lies before it; a source without marks is read again from its front.
+- a state is that mark, how far samples are done, and the numbers before that which are not. So to go on reads samples
+  again from the mark on, and never one that lies before it; a source without marks is read again from its front.
 """
 
 from __future__ import annotations
@@ -28,18 +28,23 @@ class Place:
     """How far a stream is read, as all ranks know it."""
 
     def __init__(self, state: Mapping[str, Any] | None = None) -> None:
-        begin, opened_by = (0, None) if state is None else state["mark"]
+        state = state or place_after(0)
+        begin, opened_by = state["mark"]
         self.number: int = begin
         """The number of the sample that is read next."""
         self.ended = False
         self.marks: deque[tuple[int, Any]] = deque([(begin, opened_by)])
-        self._done = set() if state is None else set(state["done"])
+        self._until: int = state["until"]  # samples before this one are done,
+        self._left = set(state["left"])  # but for these
+
+    def _is_done(self, number: int) -> bool:
+        return number < self._until and number not in self._left
 
     def numbers(self, count: int) -> list[int]:
         """Pass over so many samples that are not done, and return their numbers."""
         found: list[int] = []
         while len(found) < count:
-            if self.number not in self._done:
+            if not self._is_done(self.number):
                 found.append(self.number)
             self.number += 1
         return found
@@ -52,10 +57,13 @@ class Place:
     def state_dict(self, unfinished: Collection[int]) -> dict[str, Any]:
         """Return where to go on, as plain data; ``unfinished`` are the samples that were read and are not done."""
         self.forget(min(unfinished, default=self.number))
-        begin, _ = self.marks[0]
-        left = set(unfinished)
-        done = [number for number in range(begin, self.number) if number not in left]
-        return {"mark": list(self.marks[0]), "done": done + sorted(n for n in self._done if n >= self.number)}
+        left = sorted([*unfinished, *(number for number in self._left if number >= self.number)])
+        return {"mark": list(self.marks[0]), "until": max(self.number, self._until), "left": left}
+
+
+def place_after(samples: int) -> dict[str, Any]:
+    """Return the state of a place after the first samples of a stream, which is opened at its front."""
+    return {"mark": [0, None], "until": samples, "left": []}
 
 
 class Reader(Place):
@@ -75,21 +83,18 @@ class Reader(Place):
             item = next(self._source, _END)
             if item is _END:
                 self.ended = True
-                self._require_all()
+                if self.number < self._until:
+                    raise ValueError(
+                        f"the state is of a stream with at least {self._until} samples, this one has {self.number}; "
+                        "resume with the same data"
+                    )
             elif isinstance(item, Mark):
                 self.marks.append((self.number, item.state))
             else:
-                if self.number not in self._done:
+                if not self._is_done(self.number):
                     found.append((self.number, item))
                 self.number += 1
         return found
-
-    def _require_all(self) -> None:
-        if self._done and max(self._done) >= self.number:
-            raise ValueError(
-                f"the state is of a stream with at least {max(self._done) + 1} samples, this one has {self.number}; "
-                "resume with the same data"
-            )
 
 
 _END = object()

@@ -18,8 +18,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from hvd_hetero.consistency import PIECE, SIGNS
 
-Row: TypeAlias = Callable[[int], ArrayLike]
-"""What a data set holds for an index."""
+Rows: TypeAlias = Mapping[str, Sequence[ArrayLike]]
+"""What a data set holds at some indices, by the names of its columns."""
 DrawnRows: TypeAlias = tuple[int, dict[str, list[tuple[float, float]]]]
 """The length, and for each name two numbers of each index that was drawn: one may be near, one must be the same."""
 
@@ -29,10 +29,10 @@ _ROWS_COMPARED = 8
 _SPREAD = (5**0.5 - 1) / 2
 
 
-def drawn_rows(length: int, columns: Mapping[str, Row]) -> DrawnRows:
+def drawn_rows(length: int, rows_at: Callable[[Sequence[int]], Rows]) -> DrawnRows:
     """Return what a rank shows of its data; no columns if they cannot be known without running the user's code."""
     indices = np.random.Generator(np.random.PCG64(length)).integers(0, length, _ROWS_COMPARED).tolist()
-    return length, {name: [_numbers(row(i)) for i in indices] for name, row in columns.items()}
+    return length, {name: list(map(_numbers, rows)) for name, rows in rows_at(indices).items()}
 
 
 def ranks_with_other_data(shown: Sequence[DrawnRows]) -> list[int]:

@@ -31,11 +31,11 @@ from typing import Any
 import numpy as np
 
 from hvd_hetero.checks import require_version
-from hvd_hetero.data.reading import Reader
+from hvd_hetero.data.reading import Reader, place_after
 from hvd_hetero.data.sample_order import Cut, SampleOrder, undone
 from hvd_hetero.rounds import RoundPlan
 
-STATE_VERSION = 4
+STATE_VERSION = 5
 Source = Callable[..., Iterable[Any]]  # the samples of the epoch of that number
 
 
@@ -78,7 +78,7 @@ class SharedStream(_FrontToEnd):
     def _begin(self, epoch: int, place: Mapping[str, Any] | None = None) -> None:
         self.epoch = epoch
         self._reader = Reader(lambda state: self._read(epoch, *([] if state is None else [state])), place)
-        self._taken = self._reader.number + (0 if place is None else len(place["done"]))  # samples of this epoch
+        self._taken = 0 if place is None else place["until"] - len(place["left"])  # samples of this epoch
         self._waiting = deque()
         self._open: deque[tuple[RoundPlan, list[tuple[int, Any]]]] = deque()
 
@@ -152,7 +152,7 @@ class EndingShard(_FrontToEnd):
     def _begin(self, epoch: int, done: list[int], round: int = 0) -> None:
         """Begin at the front of the shard; ``done`` are samples of each rank that were done of theirs."""
         self.epoch, self._round, self._done = epoch, round, done
-        self._reader = Reader(lambda _: self._read(epoch))
+        self._reader = Reader(lambda _: self._read(epoch), place_after(done[self._rank]))
         self._waiting = deque()
         self._open: deque[tuple[RoundPlan, list[tuple[int, Any]]]] = deque()
         self._ended = [False] * len(done)
@@ -202,14 +202,6 @@ class EndingShard(_FrontToEnd):
         require_ranks(len(state["done"]), len(self._done))
         self._begin(state["epoch"], list(state["done"]), state["round"])
         self._ended = list(state["ended"])
-        passed = self._done[self._rank]
-        if self._await(passed) < passed:
-            raise ValueError(
-                f"the state is of a part with at least {passed} samples on rank {self._rank}, this one has "
-                f"{len(self._waiting)}; resume with the same data"
-            )
-        for _ in range(passed):
-            self._waiting.popleft()
 
 
 def no_samples(where: str, epoch: int) -> str:

@@ -50,20 +50,6 @@ Sample: TypeAlias = tuple[Key, int]
 _AHEAD_ROUNDS = 4  # that a rank reads, so that ranks tell each other every third round or so (arbitrary)
 
 
-class _OwnReader(Reader):
-    """What this rank reads, and has not sent yet."""
-
-    def __init__(self, source: Callable[[Any], Any], place: Mapping[str, Any]) -> None:
-        super().__init__(source, place)
-        self.unsent: list[tuple[int, Any]] = []
-
-    def flush(self) -> tuple[int, bool, tuple[int, Any]]:
-        """Return how many samples were read, whether the part has ended, and the last mark."""
-        count, self.unsent = len(self.unsent), []
-        self.forget(self.number)  # one mark is left, the last
-        return count, self.ended, self.marks[0]
-
-
 class StreamParts(SampleOrder):
     """``read(number, part, of, state)`` gives the samples of part ``part`` of ``of``, of the epoch of that number.
 
@@ -95,10 +81,11 @@ class StreamParts(SampleOrder):
         self._queue = deque(parts)
         self._places: dict[Key, Place] = {}
         self._part_of_rank: list[Key | None] = [None] * len(self._pools)
-        self._reader: _OwnReader | None = None
+        self._reader: Reader | None = None  # of this rank's part
+        self._unsent = 0  # samples that it has read, of which the others do not know
         for pool in self._pools:
             pool.clear()
-        self._held: dict[Sample, Any] = {}  # the samples of this rank's pool, and of its rounds in flight
+        self._held: dict[Sample, Any] = {}  # what it has read, and holds in its pool and its rounds in flight
         self._open: deque[tuple[RoundPlan, list[list[Sample]]]] = deque()
 
     def start(self, epoch: int) -> None:
@@ -221,12 +208,12 @@ class StreamParts(SampleOrder):
                 self._queue.remove(key)
                 self._part_of_rank[rank], place = key, self._places.setdefault(key, Place())
                 if rank == self._rank:
-                    self._reader = _OwnReader(partial(self._source, *key), place.state_dict(()))
+                    self._reader = Reader(partial(self._source, *key), place.state_dict(()))
         self._read_ahead(samples, shares)
-        mine, key = None, self._part_of_rank[self._rank]
-        if key is not None and self._reader is not None and self._is_open(self._rank):
-            self._held |= {(key, number): sample for number, sample in self._reader.unsent}
-            mine = self._reader.flush()
+        mine = None
+        if self._reader is not None and self._is_open(self._rank):
+            self._reader.forget(self._reader.number)  # one mark is left, the last
+            mine, self._unsent = (self._unsent, self._reader.ended, self._reader.marks[0]), 0
         received = self._gather(mine)
         for rank, key in enumerate(self._part_of_rank):
             if key is None or received[rank] is None:
@@ -248,12 +235,14 @@ class StreamParts(SampleOrder):
 
     def _read_ahead(self, samples: int, shares: Sequence[int]) -> None:
         """Read this rank's part until it has its share of some rounds, among the ranks that read."""
-        if self._reader is None or self._reader.ended or not self._is_open(self._rank):
+        key = self._part_of_rank[self._rank]
+        if key is None or self._reader is None or self._reader.ended:
             return
         weights = [max(share, 1) if self._is_open(rank) else 0 for rank, share in enumerate(shares)]
         level = -(-_AHEAD_ROUNDS * samples * weights[self._rank] // sum(weights))
-        here = len(self._pools[self._rank]) + len(self._reader.unsent)
-        self._reader.unsent += self._reader.read(level - here)
+        found = self._reader.read(level - len(self._pools[self._rank]) - self._unsent)
+        self._unsent += len(found)
+        self._held |= {(key, number): sample for number, sample in found}
 
     def _even_out(self, plan: RoundPlan) -> None:
         """Move samples from ranks that hold more than their share to those that lack some.

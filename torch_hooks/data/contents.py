@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Sized
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch.utils.data import Subset, TensorDataset
 
-from hvd_hetero.data.same_data import DrawnRows, Row, drawn_rows, ranks_with_other_data
+from hvd_hetero.data.same_data import DrawnRows, Rows, drawn_rows, ranks_with_other_data
 from hvd_hetero.errors import PlanMismatchError
 
 _OF_TORCHVISION = ("data", "targets")
@@ -18,7 +20,7 @@ _OF_TORCHVISION = ("data", "targets")
 def require_alike(dataset: Any, gather: Callable[[DrawnRows], Sequence[DrawnRows]]) -> None:
     """Raise unless all ranks hold the same samples, as far as compared. ``gather`` collects figures of all ranks."""
     # Parts of equal length that a user has cut by hand would be cut again by the plan.
-    if ranks := ranks_with_other_data(gather(drawn_rows(len(dataset), columns_of(dataset)))):
+    if ranks := ranks_with_other_data(gather(drawn_rows(len(dataset), partial(rows_at, dataset=dataset)))):
         raise PlanMismatchError(
             f"ranks {ranks} hold other samples than rank 0 at the same indices. Give every rank the whole dataset, "
             "and seed what is drawn at random: BalancedLoader divides the samples. If each rank can only read "
@@ -27,27 +29,23 @@ def require_alike(dataset: Any, gather: Callable[[DrawnRows], Sequence[DrawnRows
         )
 
 
-def columns_of(dataset: Any) -> dict[str, Row]:
-    """Return a function of an index for each column of data; for a ``Subset`` its indices, and the data at them."""
+def rows_at(indices: Sequence[int], dataset: Any) -> Rows:
+    """Return what each column of data holds at these indices; of a ``Subset`` where these rows are, too."""
     # Not by __getitem__, which may draw random numbers, count its calls, or open a file that worker processes must open
     # themselves.
     if isinstance(dataset, Subset):
-        indices = dataset.indices
-        if not len(indices) or not isinstance(indices[0], int | np.integer | torch.Tensor):
+        inside = [dataset.indices[i] for i in indices]
+        if not all(isinstance(i, int | np.integer | torch.Tensor) for i in inside):
             return {}  # keys of the user's own
-        rows: dict[str, Row] = {"indices": lambda i: int(indices[i])}
-        for name, row in columns_of(dataset.dataset).items():
-            rows[f"dataset.{name}"] = _at(indices, row)
-        return rows
+        inside = list(map(int, inside))
+        return {"indices": inside} | {f"in it, {name}": rows for name, rows in rows_at(inside, dataset.dataset).items()}
     if isinstance(dataset, TensorDataset):
         held = {f"tensors[{number}]": tensor for number, tensor in enumerate(dataset.tensors)}
     else:
         held = {name: vars(dataset).get(name) for name in _OF_TORCHVISION} if hasattr(dataset, "__dict__") else {}
-    return {name: _row_of(values) for name, values in held.items() if _holds_samples(values, dataset)}
-
-
-def _at(indices: Sequence[int], row: Row) -> Row:
-    return lambda i: row(int(indices[i]))
+    return {
+        name: [_row(values[i]) for i in indices] for name, values in held.items() if _holds_samples(values, dataset)
+    }
 
 
 def _holds_samples(values: Any, dataset: Any) -> bool:
@@ -59,14 +57,8 @@ def _holds_samples(values: Any, dataset: Any) -> bool:
     return numbers and isinstance(dataset, Sized) and len(values) == len(dataset)
 
 
-def _row_of(values: torch.Tensor | np.ndarray[Any, Any]) -> Row:
-    if isinstance(values, np.ndarray):
-        return lambda i: values[i]
-
-    def row(i: int) -> np.ndarray[Any, Any]:
-        one = values[i].detach().reshape(-1).cpu()
-        if one.is_complex():
-            one = torch.view_as_real(one)
-        return (one.double() if one.is_floating_point() else one).numpy()
-
-    return row
+def _row(values: Any) -> ArrayLike:
+    if not isinstance(values, torch.Tensor):
+        return values
+    values = torch.view_as_real(values) if values.is_complex() else values
+    return (values.double() if values.is_floating_point() else values).detach().cpu().numpy()

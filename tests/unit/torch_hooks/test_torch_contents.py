@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from torch.utils.data import Subset, TensorDataset  # noqa: E402
 
 from hvd_hetero.data.same_data import drawn_rows, ranks_with_other_data  # noqa: E402
-from torch_hooks.data.contents import columns_of  # noqa: E402
+from torch_hooks.data.contents import rows_at  # noqa: E402
 
 SAMPLES = 200
 X = torch.randn(SAMPLES, 3, 4, generator=torch.Generator().manual_seed(0))
@@ -21,7 +21,7 @@ WHOLE = TensorDataset(X, LABELS)
 
 
 def told(dataset):
-    return drawn_rows(len(dataset), columns_of(dataset))
+    return drawn_rows(len(dataset), lambda indices: rows_at(indices, dataset))
 
 
 class Vision:

@@ -129,7 +129,7 @@ def test_a_loop_that_is_left_and_another_loader_in_between_lose_and_repeat_nothi
                     if number == batches:
                         break
         assert seen == [*mine][:12]
-        return [len(place["done"]) for *_, place in job.loader.state_dict()["order"]["parts"]]
+        return [place["until"] - len(place["left"]) for *_, place in job.loader.state_dict()["order"]["parts"]]
 
     assert run_on_threads(case, 3) == [[12] * 3] * 3
 
