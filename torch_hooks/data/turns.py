@@ -63,7 +63,7 @@ class Turns(IterableDataset[Any]):
         if worker is not None and self._state["of"]:
             # Lanes are shared out here, and a shard is not to be shared out again by those who would look.
             torch_worker._worker_info = None
-        begin = -1  # first of all, each lane is opened, and shows its state
+        begin = self._state["next"]
         while any(lane.shards for lane in lanes.values()):
             for i in range(first, first + step * -(-len(states) // step), step):
                 lane = lanes.get(i) if i >= begin else None
@@ -72,7 +72,7 @@ class Turns(IterableDataset[Any]):
                     yield i, turn, lane
                 else:  # as bytes: tensors from another process would each hold a file open until they are used
                     yield pickle.dumps((i, [*turn], lane and lane.state_dict()), pickle.HIGHEST_PROTOCOL)
-            begin = self._state["next"] if begin < 0 else 0
+            begin = 0
 
     def _opened(self, shard: int) -> Any:
         dataset: Any = self.dataset
@@ -97,13 +97,11 @@ class _Lane:
         self._samples: Iterator[Any] | None = None
 
     def turn(self) -> Iterator[Any]:
-        """Yield the samples of a turn; none in the first one, which opens the dataset."""
-        taken = 0 if self._samples is not None else _TURN_SAMPLES
-        while self.shards:
+        """Yield the samples of a turn."""
+        taken = 0
+        while self.shards and taken < _TURN_SAMPLES:
             if self._samples is None:
                 self._samples = self._open()
-            if taken >= _TURN_SAMPLES:
-                break
             for sample in islice(self._samples, _TURN_SAMPLES - taken):
                 taken += 1
                 self._state["pass_over"] += 1
@@ -112,7 +110,7 @@ class _Lane:
                 del self.shards[0]
                 self._samples = None
                 self._state = {"pass_over": 0}
-        if self._samples is not None and self._kept and self._state["pass_over"]:
+        if self._samples is not None and has_state(self._dataset):
             self._state = {"pass_over": 0, "state": self._dataset.state_dict()}
 
     def state_dict(self) -> State:
@@ -121,11 +119,8 @@ class _Lane:
 
     def _open(self) -> Iterator[Any]:
         self._dataset = self._opened(self.shards[0])
-        self._kept = has_state(self._dataset)
         if "state" in self._state:
             self._dataset.load_state_dict(self._state["state"])
-        elif self._kept:
-            self._state["state"] = begin_of(self._dataset)
         samples: Iterator[Any] = iter(self._dataset)
         passed = sum(1 for _ in islice(samples, self._state["pass_over"]))
         if passed < self._state["pass_over"]:
@@ -149,16 +144,16 @@ def read(dataset: IterableDataset[Any], epoch: int, state: State, options: Mappi
             f"the state is of a stream with num_shards={state['of']}, this one has {shards_of(dataset)}; resume with "
             "the same data"
         )
-    turns, lanes, opened = Turns(dataset, epoch, state), list(state["lanes"]), 0
+    yield Mark(state)
+    turns, lanes = Turns(dataset, epoch, state), list(state["lanes"])
     options = {**options, "num_workers": min(workers, len(lanes))}
     for turn in DataLoader(turns, batch_size=None, **options) if workers else turns:
         i, samples, lane = pickle.loads(turn) if workers else turn
         if lane is None:
             continue
         yield from samples
-        opened += 1
         lanes[i] = lane.state_dict() if isinstance(lane, _Lane) else lane
-        yield Mark({**state, "next": state["next"] if opened <= len(lanes) else i + 1, "lanes": list(lanes)})
+        yield Mark({**state, "next": i + 1, "lanes": list(lanes)})
 
 
 def begin_of(dataset: Any) -> Any:
