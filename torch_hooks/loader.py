@@ -18,9 +18,8 @@ from hvd_hetero.errors import RoundStateError
 from torch_hooks.data.contents import require_alike
 from torch_hooks.data.counting import Collate, Weights
 from torch_hooks.data.late_costs import CostsAhead, SeededSamples
-from torch_hooks.data.micro_batches import MicroBatches
+from torch_hooks.data.micro_batches import MicroBatches, ReadSamples
 from torch_hooks.data.orders import order_of
-from torch_hooks.data.streams import ReadSamples
 from torch_hooks.data.workers import EndsWithRank
 from torch_hooks.load_balance import LoadBalance
 from torch_hooks.session import WEIGHT_OF_SUMS

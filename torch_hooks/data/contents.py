@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
 from torch.utils.data import Subset, TensorDataset
 
 from hvd_hetero.data.same_data import DrawnRows, Rows, drawn_rows, ranks_with_other_data
@@ -57,7 +56,7 @@ def _holds_samples(values: Any, dataset: Any) -> bool:
     return numbers and isinstance(dataset, Sized) and len(values) == len(dataset)
 
 
-def _row(values: Any) -> ArrayLike:
+def _row(values: Any) -> Any:
     if not isinstance(values, torch.Tensor):
         return values
     values = torch.view_as_real(values) if values.is_complex() else values

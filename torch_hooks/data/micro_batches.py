@@ -232,3 +232,10 @@ class _SampleLists:
 
     def __iter__(self) -> Iterator[list[Any]]:
         return self._generate()
+
+
+class ReadSamples(Dataset[Any]):
+    """Stands for a stream in a DataLoader, which passes it samples instead of indices."""
+
+    def __getitem__(self, sample: Any) -> Any:
+        return sample

@@ -1,17 +1,26 @@
-"""The order of a dataset's samples, as a loader's arguments choose it."""
+"""The order of a dataset's samples, as a loader's arguments choose it: of indices, or of a stream that is read."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import suppress
 from typing import Any
 
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from hvd_hetero.data.permutation import SharedPermutation
 from hvd_hetero.data.sample_order import SampleOrder
+from hvd_hetero.data.stream_orders import SharedStream
+from hvd_hetero.data.stream_parts import StreamParts
 from torch_hooks.data.samplers import drawn_by
-from torch_hooks.data.streams import stream_order
+from torch_hooks.data.turns import State, begin_of, front, has_state, lanes_of, read, shards_of
 from torch_hooks.wires.choice import TorchWire
+
+_CHOOSE = (
+    "stream='whole' is for an iterable dataset that yields the same samples in the same order on every rank. "
+    "stream='shard' is for ranks that read different samples: its shards, or, if it has no shard() or with "
+    "rounds_per_epoch=…, what it yields on each rank"
+)
 
 
 def order_of(
@@ -33,31 +42,94 @@ def order_of(
     ``least`` is how many samples a round needs; ``options`` are those of the DataLoader; ``gather`` returns what all
     ranks give it at once.
     """
-    streams = isinstance(dataset, IterableDataset)
-    if not streams and not (isinstance(dataset, Sized) and hasattr(dataset, "__getitem__")):
+    orders = {"shuffle": shuffle, "sampler": sampler is not None, "batch_sampler": batch_sampler is not None}
+    if len(chosen := [name for name, given in orders.items() if given]) > 1:
+        raise ValueError(f"{' and '.join(chosen)} each decide the order of the samples; give one of them")
+    if isinstance(dataset, IterableDataset):
+        if chosen:
+            raise ValueError(
+                f"{chosen[0]} needs a dataset with __len__ and __getitem__; shuffle inside the stream, with the same "
+                "seed on every rank if stream='whole'"
+            )
+        if stream not in ("whole", "shard"):
+            raise ValueError(f"stream must be 'whole' or 'shard', got {stream!r}: {_CHOOSE}")
+        if stream == "whole" and rounds_per_epoch is not None:
+            raise ValueError(
+                f"rounds_per_epoch is for stream='shard', got {rounds_per_epoch!r} with stream='whole': leave it out, "
+                "the stream's end is the epoch's"
+            )
+        return _Stream(dataset, options).order(wire, gather, least, rounds_per_epoch, whole=stream == "whole")
+    if not (isinstance(dataset, Sized) and hasattr(dataset, "__getitem__")):
         raise ValueError(
             f"dataset must have __len__ and __getitem__, so that its samples can be shared out, or be an "
             f"IterableDataset; {type(dataset).__name__} is neither. Or iterate over this rank's part yourself: "
             "take as many samples for each batch as balance.batch() returns"
         )
-    if not streams and (stream is not None or rounds_per_epoch is not None):
+    if stream is not None or rounds_per_epoch is not None:
         raise ValueError(
             f"stream and rounds_per_epoch are for an IterableDataset, and {type(dataset).__name__} has random "
             "access; leave them out"
         )
-    orders = {"shuffle": shuffle, "sampler": sampler is not None, "batch_sampler": batch_sampler is not None}
-    if len(chosen := [name for name, given in orders.items() if given]) > 1:
-        raise ValueError(f"{' and '.join(chosen)} each decide the order of the samples; give one of them")
-    if isinstance(dataset, IterableDataset):
-        if shuffle:
-            raise ValueError(
-                "shuffle=True needs a dataset with __len__ and __getitem__; shuffle inside the stream, with the "
-                "same seed on every rank if stream='whole'"
-            )
-        if chosen:
-            raise ValueError(f"{chosen[0]} is for a dataset with __len__ and __getitem__; order the stream itself")
-        return stream_order(dataset, wire, stream, rounds_per_epoch, least, options, gather)
-    assert isinstance(dataset, Sized), "it has been checked"
     given = sampler if batch_sampler is None else batch_sampler
     draw = None if given is None else drawn_by(given, seed, in_batches=sampler is None)
     return SharedPermutation(len(dataset), shuffle=shuffle, seed=seed, draw=draw)
+
+
+class _Stream:
+    """An iterable dataset, whole or in parts, which a DataLoader with these options reads."""
+
+    def __init__(self, dataset: IterableDataset[Any], options: Mapping[str, Any]) -> None:
+        # A process that went on with the next epoch would have a copy of the dataset, which set_epoch() does not reach.
+        self._options = {name: value for name, value in options.items() if name != "persistent_workers"}
+        DataLoader(dataset, batch_size=None, **self._options)  # which refuses what is wrong
+        self._dataset: Any = dataset
+        self._workers, self._shards = options["num_workers"], shards_of(dataset)
+        self._resumed: State = {}
+
+    def order(
+        self,
+        wire: TorchWire,
+        gather: Callable[[Any], Sequence[Any]],
+        least: int,
+        rounds_per_epoch: int | None,
+        *,
+        whole: bool,
+    ) -> SampleOrder:
+        """Return the order that takes samples from it."""
+        if whole:
+            size = None
+            with suppress(TypeError):  # it has no length, or, as a chain of streams, one that fails
+                size = len(self._dataset)
+            return SharedStream(self._whole, least, self._workers, size=size)
+        if rounds_per_epoch is not None or self._shards == 0:
+            return StreamParts(
+                lambda epoch, part, of, state: self._whole(epoch, state), wire.size, wire.rank, wire.size, gather,
+                own=True, rounds=rounds_per_epoch,
+            )  # fmt: skip
+        if getattr(self._dataset, "_distributed", None) is not None:
+            raise ValueError(
+                "stream='shard' hands out the shards of a dataset that is the same on every rank, and this one was "
+                "split by split_dataset_by_node; leave that out, or give rounds_per_epoch"
+            )
+        # Several parts for each rank, so that one that is ahead finds another; a shard for each process if that goes.
+        parts = max(min(self._shards, 4 * wire.size), self._shards // max(1, self._workers))
+        return StreamParts(self._part, parts, wire.rank, wire.size, gather)
+
+    def _whole(self, epoch: int, state: State | None = None) -> Iterator[Any]:
+        return self._samples(epoch, state or lanes_of(self._dataset, self._workers))
+
+    def _part(self, epoch: int, part: int, of: int, state: State | None) -> Iterator[Any]:
+        shards = range(part * self._shards // of, (part + 1) * self._shards // of)
+        return self._samples(epoch, state or front(self._shards, [[shard] for shard in shards]))
+
+    def _samples(self, epoch: int, state: State) -> Iterator[Any]:
+        dataset = self._dataset
+        if callable(set_epoch := getattr(dataset, "set_epoch", None)):
+            set_epoch(epoch)
+        if has_state(dataset):
+            self._resumed = state if "front" in state else self._resumed
+            if self._resumed:
+                # A user may restore the dataset, too, and each later epoch would begin in the middle.
+                dataset.load_state_dict(self._resumed["front"])
+            state = {"front": begin_of(dataset), **state}
+        return read(dataset, epoch, state, self._options)

@@ -92,7 +92,7 @@ def test_of_load_balance(arguments, error, instead):
         (
             Stream(),
             {"stream": "whole", "shuffle": True},
-            "shuffle=True needs.*shuffle inside the stream, with the same seed",
+            "shuffle needs.*shuffle inside the stream, with the same seed",
         ),
         (Stream(), {"stream": "whole", "prefetch_factor": 3}, "prefetch_factor"),
         (DATA, {"sampler": DistributedSampler(DATA, 2, 0)}, r"DistributedSampler.*shuffle=True"),
