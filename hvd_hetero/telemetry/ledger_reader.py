@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,6 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hvd_hetero.telemetry.files import named, open_file
+from hvd_hetero.telemetry.reader import header_of, object_of
+from hvd_hetero.telemetry.records import SCHEMA, VERSION
 
 KEY = "ledger"  # of the samples of each micro-batch of each rank
 
@@ -46,10 +47,11 @@ def micro_batch_seed(round: int, rank: int, number: int) -> int:
     return int(np.random.SeedSequence([round, rank, number]).generate_state(1)[0])
 
 
-def read_ledger(*paths: str | Path) -> Iterator[LedgerPart]:
+def read_ledger(*paths: str | Path, first: int = 0) -> Iterator[LedgerPart]:
     """Return what counts of a run, in order: rounds that were done again by a later entry are left out.
 
     ``paths``: the files of the run, the oldest first. Each membership, and each job that resumed, has begun another.
+    ``first``: the round to begin with, whose parameters a checkpoint has.
     """
     rounds = [(entry["round"], entry["epoch"]) for entry in _entries(paths)]
     if len({epoch for round, epoch in rounds if round == 0}) > 1:
@@ -64,8 +66,14 @@ def read_ledger(*paths: str | Path) -> Iterator[LedgerPart]:
                 f"the ledger has no round {round + 1}, and goes on with {least}; give all files of the run, "
                 "the oldest first"
             )
-        counts.append(round < least)
+        counts.append(first <= round < least)
         least = min(least, round)
+    if not (rounds and least <= first <= rounds[-1][0]):
+        held = f"rounds {least} to {rounds[-1][0]} alone" if rounds else "no round"
+        raise ValueError(
+            f"the ledger has no round {first} to begin with: {', '.join(map(named, paths)) or 'no file'} holds {held}; "
+            "name the run's earlier files first, or begin after a checkpoint, by --from-round (first=… of read_ledger)"
+        )
     return _parts(paths, counts)
 
 
@@ -79,13 +87,22 @@ def _parts(paths: Sequence[str | Path], counts: list[bool]) -> Iterator[LedgerPa
 
 
 def _entries(paths: Sequence[str | Path]) -> Iterator[dict[str, Any]]:
+    before = ""
     for path in map(Path, paths):
-        found = False
+        recorded = found = False
         with open_file(path) as file:
-            for line in file:
+            began = header_of(file.readline(), named(path), SCHEMA, VERSION).get("began", "")
+            if before and began <= before:
+                raise ValueError(
+                    f"{named(path)} was begun no later than the file named before it; name each file once, the oldest "
+                    "first"
+                )
+            before = began
+            for at, line in enumerate(file, start=2):
+                recorded = True
                 # Cheaper than parsing the lines of rounds; a last line cut short has no end.
                 if f'"{KEY}":'.encode() in line and line.endswith(b"\n"):
                     found = True
-                    yield json.loads(line)
-        if not found:
+                    yield object_of(line, f"{named(path)}, line {at}")
+        if recorded and not found:  # a membership may end before its first round
             raise ValueError(f"{named(path)} holds no ledger; record the run with Telemetry(path, ledger=True)")

@@ -60,14 +60,14 @@ def read_lines(
     counts: list[int] = []  # rounds of each line
     before, cut_short = -1, False
     with open_file(path) as file:
-        header = _header(file.readline(), named(path), schema, version)
+        header = header_of(file.readline(), named(path), schema, version)
         workers: int = header["workers"]
         for at, line in enumerate(file, start=2):
             if not line.endswith(b"\n"):
                 cut_short = True
                 break
             source = f"{named(path)}, line {at}"
-            row = _object(line, source)
+            row = object_of(line, source)
             if "ledger" in row:  # a line of another kind (``ledger_reader``)
                 continue
             for name, kind in kinds.items():
@@ -102,11 +102,12 @@ def read_lines(
     return Lines(header, read, cut_short)
 
 
-def _header(line: bytes, path: str, schema: str, version: int) -> dict[str, Any]:
+def header_of(line: bytes, path: str, schema: str, version: int) -> dict[str, Any]:
+    """Return what the first line of a file says of the run; ``path`` is for errors."""
     if not line.endswith(b"\n"):
         raise ValueError(f"{path} holds no telemetry: it has no complete line; name the file of a run")
     try:
-        header = _object(line, "")
+        header = object_of(line, "")
     except ValueError:
         header = {}
     if header.get("schema") != schema:
@@ -128,7 +129,8 @@ def _header(line: bytes, path: str, schema: str, version: int) -> dict[str, Any]
     return header
 
 
-def _object(line: bytes, source: str) -> dict[str, Any]:
+def object_of(line: bytes, source: str) -> dict[str, Any]:
+    """Return the object of a line; ``source`` is for errors."""
     try:
         found = loads(line)
     except (ValueError, RecursionError) as error:

@@ -9,6 +9,7 @@ import logging
 import os
 import stat
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -117,7 +118,8 @@ class RunFile:
                     kept = _keep_former(self._path) or kept  # a job that still writes to it goes on
         if kept:
             logger.warning("%s kept as %s", why, named(kept))
-        self._write(_json(self._header))
+        began = datetime.now(UTC).isoformat(timespec="microseconds")  # of one length, so that text sorts as time does
+        self._write(_json({**self._header, "began": began}))
 
     def _write(self, line: str) -> None:
         if self._file is None:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.add_argument("run_files", nargs="+", type=Path, metavar="RUN.jsonl", help="with a ledger, the oldest first")
+    text = "begin with this round, from a checkpoint of yours (%(default)s)"
+    parser.add_argument("--from-round", type=int, default=0, metavar="N", help=text)
     parser.add_argument("function", metavar="TRAIN.py:FUNCTION", help="what trains on the micro-batches it is given")
 
 
@@ -30,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     function = runpy.run_path(file).get(name)
     if not callable(function):
         raise ValueError(f"{file} has no function {name!r}; name one that takes the micro-batches of a ledger")
-    parts = read_ledger(*args.run_files)
+    parts = read_ledger(*args.run_files, first=args.from_round)
     # What fails from here on fails in the reader's own code.
     args.traceback = True
     result = function(_seeded(parts))

@@ -19,6 +19,7 @@ from hvd_hetero.tools.cli.output import printer, status
 if TYPE_CHECKING:
     from hvd_hetero.tools.simulation.compare import Outcome
     from hvd_hetero.tools.simulation.description import Description
+    from hvd_hetero.tools.simulation.policy_choices import PolicyChoice
     from hvd_hetero.tools.simulation.recorded_machines import Replay
 
 # All columns of figures; a cut-off figure is worse than a wrapped line.
@@ -143,8 +144,9 @@ def _described(args: argparse.Namespace) -> tuple[Description, Replay | None]:
             raise ValueError(f"{named(args.run_file)}: {error}") from None
     else:
         described = read_description(args.cluster)
-    if args.policies is not None:
-        described = replace(described, policies=choose_all(args.policies, "--policies"))
+    policies = "lb-bsp" if args.worth else args.policies
+    if policies is not None:
+        described = replace(described, policies=choose_all(policies, "--policies"))
     if args.rounds is not None:
         described = replace(described, rounds=checked("--rounds", args.rounds, ROUNDS))
     if args.seed is not None:
@@ -158,8 +160,21 @@ def _described(args: argparse.Namespace) -> tuple[Description, Replay | None]:
         for cluster in (described.cluster, *described.between)
     )
     described = replace(described, cluster=cluster, between=tuple(between))
+    if args.run_file is not None and policies is None:
+        described = replace(described, policies=tuple(_possible(described)))
     check(described, named((args.cluster or args.run_file).name))
     return described, machines
+
+
+def _possible(described: Description) -> Iterator[PolicyChoice]:
+    """Yield the policies that can divide the global batch; say which cannot, and why."""
+    for choice in described.policies:
+        try:
+            choice.make().first(len(described.cluster.workers), described.global_batch)
+        except ValueError as error:
+            sys.stderr.write(f"{choice.label} is left out: {error}\n")
+        else:
+            yield choice
 
 
 @contextmanager

@@ -64,10 +64,14 @@ def read_description(path: str | Path) -> Description:
     """Read and check a file; an error names the place in it, the rule, the value and the remedy."""
     file = Path(path)
     where = named(file.name)
+    text = read_text(file, _DESCRIPTION_BYTES)
     try:
-        table = tomllib.loads(read_text(file, _DESCRIPTION_BYTES))
+        table = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{named(file)} is no TOML: {error}") from None
+        raise ValueError(
+            f"{named(file)} is no TOML: {error}; docs/simulation.md shows a description, and a recorded run is read "
+            "with --from"
+        ) from None
     top = read(table, _TOP, where)
     training = read(top["training"], _TRAINING, f"{where}.training")
     cluster = Cluster(

@@ -129,7 +129,7 @@ def replay(run: Run) -> Replay:
             f"elapsed_s must be at least 0 and at most {_LONGEST_ROUND_S:g} seconds, got {run.elapsed_s[first]:g} in "
             f"round {run.round[first]}; remove that line"
         )
-    keep = _usable(run)
+    keep = _usable(run) if len(run.round) else run.round
     if len(keep) < 2:
         raise ValueError(
             f"the run must hold at least 2 rounds after the start-up ({WARM_UP_ROUNDS} rounds) besides the short last "

@@ -66,12 +66,12 @@ def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
 
-def trained(path: Path, policy=None, *, epochs=2, stop_at=None, dropout=0.0, saved=None, ends_early=False):
+def trained(path: Path, policy=None, *, epochs=2, stop_at=None, dropout=0.0, saved=None, ends_early=False, ledger=True):
     """One rank's training; returns its parameters."""
 
     def run(rank: int) -> torch.Tensor:
         model = linear(dropout)
-        balance = LoadBalance(policy or Shifting(), global_batch=BATCH, telemetry=Telemetry(path, ledger=True))
+        balance = LoadBalance(policy or Shifting(), global_batch=BATCH, telemetry=Telemetry(path, ledger=ledger))
         if ends_early:
             balancer_of(balance).signals = Ends(rank)
         loader = BalancedLoader(Indices(), balance, shuffle=True, seed=7, stop_at=stop_at)
@@ -165,6 +165,12 @@ def test_a_run_whose_membership_has_changed(tmp_path):
     first.write_text("".join((tmp_path / "run.1.jsonl").read_text().splitlines(keepends=True)[:3]))
     with pytest.raises(ValueError, match="no round"):
         [*read_ledger(first, path)]
+    with pytest.raises(ValueError, match=r"no round 0 .*run\.jsonl holds rounds 4 to 11"):
+        [*read_ledger(path)]
+    assert [*read_ledger(path, first=4)] == [part for part in parts if part.round >= 4], "from a checkpoint"
+    for wrong in ((path, tmp_path / "run.1.jsonl"), (path, path)):
+        with pytest.raises(ValueError, match="the oldest first"):
+            [*read_ledger(*wrong, first=4)]
 
 
 def test_random_numbers_are_those_of_the_micro_batch(tmp_path):
@@ -274,11 +280,12 @@ def test_weights_beside_a_reducer_are_refused(tmp_path):
 def test_a_job_whose_rounds_begin_at_0_again_is_not_taken_for_a_restore(tmp_path):
     path = tmp_path / "run.jsonl"
     run_on_threads(trained(path), 2)
-    later = tmp_path / "later.jsonl"
-    later.write_text(path.read_text().replace('"epoch":1', '"epoch":2').replace('"epoch":0', '"epoch":2'))
+    later, again = tmp_path / "later.jsonl", tmp_path / "again.jsonl"
+    again.write_text(path.read_text().replace('"began":"', '"began":"9'))
+    later.write_text(again.read_text().replace('"epoch":1', '"epoch":2').replace('"epoch":0', '"epoch":2'))
     with pytest.raises(ValueError, match="without the state of its LoadBalance"):
         read_ledger(path, later)
-    assert [*read_ledger(path, path)] == [*read_ledger(path)], "done again from its start"
+    assert [*read_ledger(path, again)] == [*read_ledger(path)], "done again from its start"
 
     def skips(rank):
         balance = LoadBalance("bsp", global_batch=BATCH, telemetry=Telemetry(path, ledger=True))
@@ -290,6 +297,6 @@ def test_a_job_whose_rounds_begin_at_0_again_is_not_taken_for_a_restore(tmp_path
 
 def test_a_run_without_a_ledger_says_so(tmp_path):
     path = tmp_path / "run.jsonl"
-    path.write_text("{}\n")
+    run_on_threads(trained(path, ledger=False), 2)
     with pytest.raises(ValueError, match="ledger=True"):
         [*read_ledger(path)]
