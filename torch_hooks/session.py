@@ -123,6 +123,11 @@ class TorchSession(Session):
         return tuple(each.balancer for each in itertools.takewhile(lambda each: each is not self, loop))
 
     @property
+    def averaging(self) -> str:
+        """What decides how ranks average, in words: the policy, or that each has a model of its own."""
+        return f"policy {self.policy.name!r}" if self.mixing is None else "sync='d-psgd' or 'matcha'"
+
+    @property
     def at_work(self) -> bool:
         """Whether any optimizer of the loop has still to step for the batch at hand."""
         first = self if self._leader is None else self._leader()
@@ -147,10 +152,9 @@ class TorchSession(Session):
         if self._leader is not None:
             raise ValueError("this LoadBalance was made by also(); call also() of the one that the loader has")
         if not self.sums_gradients:
-            what = f"policy {self.policy.name!r}" if self.mixing is None else "averaging with neighbours"
             raise ValueError(
-                f"also() needs summed gradients, and rounds that end when all ranks are done, which {what} does "
-                "not have; use sync='allreduce' and policy='lb-bsp' or 'bsp'"
+                f"also() needs summed gradients, and rounds that end when all ranks are done, which {self.averaging} "
+                "does not have; use sync='allreduce' and policy='lb-bsp' or 'bsp'"
             )
         if self.balancer.in_round:
             raise RoundStateError("also() was called in the middle of a round; call it between rounds")
@@ -240,10 +244,10 @@ class TorchSession(Session):
         some_idle = self.policy.may_rest or not all(self.balancer.plan().samples)
         if some_idle or not (self.policy.shares_alone and self.sums_gradients):
             raise ValueError(
-                f"policy {self.policy.name!r} needs DistributedOptimizer, because ranks would do unequal numbers "
-                "of micro-batches, or not sum gradients. Wrap the optimizer before the loop: optimizer = "
-                "DistributedOptimizer(optimizer, balance, model.named_parameters()). Beside your own reducer use "
-                "'lb-bsp', 'bsp' or StaticAllocation of positive weights"
+                f"{self.averaging} needs DistributedOptimizer, because ranks would do unequal numbers of micro-batches "
+                "or not sum gradients. Wrap the optimizer before the loop: optimizer = DistributedOptimizer(optimizer, "
+                "balance, model.named_parameters()). Beside your own reducer use 'lb-bsp', 'bsp' or StaticAllocation "
+                "of positive weights, with sync='allreduce'"
             )
         self.beside = ScaledRounds(
             self.balancer, self.wire, self.prefix, self._reducer, depends_on_time=self.depends_on_time

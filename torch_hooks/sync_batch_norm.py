@@ -67,6 +67,11 @@ class SyncBatchNorm(_BatchNorm):
         super().__init__(num_features, eps, momentum, affine, track_running_stats)
         session = balance._session
         session.require_first("SyncBatchNorm")
+        if session.mixing is not None:
+            raise ValueError(
+                f"SyncBatchNorm joins the samples of all ranks in one model, and with {session.averaging} ranks hold "
+                "different ones; use sync='allreduce', or a normalisation that needs no other rank, such as GroupNorm"
+            )
         policy, micro_batches = session.policy, session.balancer.plan().micro_batches
         one_each = policy.keeps_total and set(micro_batches) == {1}  # looked at again in each round
         if policy.may_rest or not (policy.shares_alone or one_each) or not all(micro_batches):

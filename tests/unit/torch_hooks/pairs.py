@@ -44,7 +44,7 @@ from hvd_hetero.testing import ThreadHangError, ThreadRankError, run_on_threads
 from tests.support.covering import covering
 from torch_hooks import BalancedLoader, DistributedOptimizer, GradScaler, LoadBalance, SyncBatchNorm
 
-SAMPLES, BATCH, ROUNDS, UNFREEZES, LEAVES, TIMEOUT_S = 64, 12, 9, 3, 4, 60.0
+SAMPLES, BATCH, ROUNDS, UNFREEZES, LEAVES, OVERFLOWS, TIMEOUT_S = 64, 12, 9, 3, 4, 2, 60.0
 FITS, FAILS = 2, 2  # samples that rank 1 holds, and the round from which on it holds no more
 REFUSED_SHARE = 0.1  # of the random cases with options that are refused together: half of all would be
 
@@ -52,28 +52,32 @@ EARLY = ["non-blocking", "lb-non-blocking"]  # the first rank to be done ends a 
 APART = ["self-adaptive", "elastic-bsp", *EARLY]  # ranks do unequal numbers of micro-batches
 LATE = ["when read", "limited when read"]  # a function of what the dataset returns
 COSTS = ["lengths", "limited", *LATE]
+MIXED = ["d-psgd", "matcha", "local"]  # ranks hold different models
+SHARDED = ["shards", "shards of ranks"]
 OPTIONS: dict[str, list[Any]] = {
     "reducer": ["own", "mean", "sum"],
     "policy": ["bsp", "shifting", "static", *APART],
+    "sync": [None, *MIXED],
     "ranks": [2, 3],
     "max_micro_batch": [None, 3, "of each rank", "of the device"],
     "micro_batches": [None, 2],
     "memory": [None, "learned"],
-    "out_of_memory": [None, "in forward"],
+    "out_of_memory": [None, "in forward", "in backward"],
     "weight_of": [False, True, "in scale()"],
     "scales": [False, True],
     "cost_of": [None, *COSTS],
     "norm": [None, "sync"],
     "global_batch": ["constant", "adapts"],
     "drop_last": [False, True],
-    "order": ["in order", "shuffled", "sampler", "stream", "shards"],
+    "order": ["in order", "shuffled", "sampler", "stream", *SHARDED],
+    "workers": [0, 1],
     "leaves": [None, "stop_at", "break", "resume", "in a round"],
     "optimizer": ["sgd", "adamw", "groups"],
     "clips": [False, True],
     "schedule": [False, True],
     "clears": ["before", "after", "to zeros"],
     "unfreezes": [False, True],
-    "scaler": [False, True],
+    "scaler": [False, True, "overflows"],
     "evaluates": [None, "in the body", "together"],
     "models": [1, 2],
     "ledger": [False, True],
@@ -98,6 +102,7 @@ class Refusal(NamedTuple):
         return f"| {self.this} | {self.other} | {self.remedy} |"
 
 
+_SUMS = 'use `"lb-bsp"` and `sync="allreduce"`'
 REFUSED = [
     Refusal(
         {"reducer": "own", "micro_batches": 2}, "`micro_batches`", "`DistributedOptimizer`",
@@ -130,6 +135,31 @@ REFUSED = [
         for policy in EARLY
     ),
     *(
+        Refusal(averages | options, this, said, remedy, ("sync=" if len(averages) == 1 else word, name))
+        for averages, this in (
+            ({"sync": "d-psgd"}, '`sync="d-psgd"` or `"matcha"`'),
+            ({"sync": "matcha"}, '`sync="d-psgd"` or `"matcha"`'),
+            ({"sync": "local", "policy": "elastic-bsp"}, '`ElasticBSP(updates="local")`'),
+        )
+        for options, said, name, word, remedy in (
+            *(
+                ({"reducer": by}, "a reducer of your own", "DistributedOptimizer", "", "use `DistributedOptimizer`")
+                for by in ("mean", "sum")
+            ),
+            ({"weight_of": True}, "`weight_of`", "weight_of", "elastic-bsp", _SUMS),
+            ({"weight_of": "in scale()", "scales": True}, "`scale(weight=…)`", "scale()", "elastic-bsp", _SUMS),
+            ({"norm": "sync"}, "`SyncBatchNorm`", "SyncBatchNorm", "", "use `GroupNorm`"),
+            ({"global_batch": "adapts"}, "`Goodput(…)`", "Goodput", "", "give a `global_batch` that stays"),
+            *(
+                ({"scaler": it}, "`GradScaler`", "GradScaler", "local updates", "use `autocast` with `torch.bfloat16`")
+                for it in OPTIONS["scaler"][1:]
+            ),
+            ({"models": 2}, "`balance.also()`", "also()", "elastic-bsp", _SUMS),
+            ({"ledger": True}, "`Telemetry(ledger=True)`", "ledger", "local updates", "leave it out"),
+        )
+        if "policy" not in averages or not options.keys() & {"reducer", "norm", "global_batch"}  # refused above
+    ),
+    *(
         Refusal(
             {"weight_of": "in scale()", "scales": True} | options, "`scale(weight=…)`", said, "use `weight_of`",
             ("scale()", word),
@@ -144,9 +174,10 @@ REFUSED = [
     ),
     *(
         Refusal(
-            {"out_of_memory": "in forward"} | options, "`surviving_out_of_memory()`", said, remedy,
+            {"out_of_memory": when} | options, "`surviving_out_of_memory()`", said, remedy,
             ("out", "memory", word),
         )
+        for when in OPTIONS["out_of_memory"][1:]
         for options, said, remedy, word in (
             ({"norm": "sync"}, "`SyncBatchNorm`", "set `max_micro_batch`, or use `GroupNorm`", "SyncBatchNorm"),
             ({"models": 2, "reducer": "own"}, "`balance.also()`", "set `max_micro_batch`", "several optimizers"),
@@ -170,9 +201,10 @@ REFUSED = [
     ),
     *(
         Refusal(
-            {"order": "shards", "cost_of": costs}, '`stream="shard"`', "`cost_of`", 'use `stream="whole"`',
+            {"order": order, "cost_of": costs}, '`stream="shard"`', "`cost_of`", 'use `stream="whole"`',
             ("stream='shard'", "cost_of"),
         )
+        for order in SHARDED
         for costs in COSTS
     ),
     Refusal(
@@ -184,7 +216,7 @@ REFUSED = [
             {"ledger": True, "order": order}, "`Telemetry(ledger=True)`", "a stream",
             "give a dataset with `__getitem__`", ("ledger", "stream"),
         )
-        for order in ("stream", "shards")
+        for order in ("stream", *SHARDED)
     ),
     *(
         Refusal(
@@ -197,9 +229,16 @@ REFUSED = [
 ]  # fmt: skip
 
 
+# By their first options: a covering array asks some hundred thousand times.
+_REFUSED_FROM: dict[tuple[str, Any], list[Refusal]] = {}
+for _each in REFUSED:
+    _REFUSED_FROM.setdefault(next(iter(_each.options.items())), []).append(_each)
+
+
 def refusals_of(case: dict[str, Any]) -> list[Refusal]:
     """Return all that a case, or a part of one, may be refused for."""
-    return [r for r in REFUSED if all(name in case and case[name] == v for name, v in r.options.items())]
+    begun = (r for option in case.items() for r in _REFUSED_FROM.get(option, ()))
+    return [r for r in begun if all(name in case and case[name] == v for name, v in r.options.items())]
 
 
 def implied(case: dict[str, Any]) -> bool:
@@ -220,6 +259,8 @@ def without_meaning(case: dict[str, Any]) -> bool:
         (get("scales") is False and (get("reducer") in ("mean", "sum") or get("weight_of") == "in scale()"))
         or (get("policy") == "elastic-bsp" and get("weight_of") == "in scale()")  # refused in rounds of several
         or (get("memory") and get("weight_of") == "in scale()" and get("reducer") == "own")  # refused when memory ends
+        or (get("out_of_memory") == "in backward" and get("reducer") in ("mean", "sum"))  # most are being reduced
+        or (get("sync") == "local" and get("policy") not in (None, "elastic-bsp"))
         or (get("leaves") == "in a round" and get("out_of_memory"))  # a rank that does parts leaves apart
         or (get("leaves") == "in a round" and get("norm"))  # whose statistics have seen the batch that was left
         or (
@@ -262,7 +303,7 @@ def policy_of(case: dict[str, Any]) -> Any:
         "self-adaptive": lambda: SelfAdaptive(total=4, every=2),
         "non-blocking": lambda: NonBlocking(2),
         "lb-non-blocking": lambda: LBNonBlocking(micro_batches=2),
-        "elastic-bsp": lambda: ElasticBSP(lookahead=2),
+        "elastic-bsp": lambda: ElasticBSP(2, updates="local" if case["sync"] == "local" else "accumulate"),
     }[case["policy"]]()
 
 
@@ -320,6 +361,15 @@ class Shards(Stream):
         self.at = state["at"]
 
 
+class ShardsOfRanks(Shards):
+    """Samples that this rank alone reads: a third, or two thirds, of all."""
+
+    num_shards = 0
+
+    def __init__(self, rank: int, ranks: int) -> None:
+        super().__init__(rank * SAMPLES // 3, SAMPLES if rank + 1 == ranks else (rank + 1) * SAMPLES // 3)
+
+
 STREAMS = {"stream": Stream, "shards": Shards}
 
 
@@ -364,6 +414,10 @@ def clip(model: torch.nn.Module) -> None:
     torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
 
 
+def run_out_of_memory(gradient: torch.Tensor | None = None) -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory (a test)")
+
+
 def loss_of(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """Return the losses of samples."""
     return (model(x).squeeze(1) - y) ** 2
@@ -376,7 +430,8 @@ class Job:
         own = case["reducer"] == "own"
         reducer = {} if own else {"reducer": case["reducer"]}
         telemetry = Telemetry(Path(case["folder"], "run.jsonl"), ledger=True) if case["ledger"] else None
-        self.balance = LoadBalance(policy, global_batch=batch, telemetry=telemetry, **reducer)
+        sync = case["sync"] if case["sync"] in MIXED[:2] else "allreduce"
+        self.balance = LoadBalance(policy, global_batch=batch, telemetry=telemetry, sync=sync, **reducer)
         if case["memory"]:
             self.balance._session.meter.memory.gauge = Gauge(self.balance)
         self.models = models_of(case, self.balance)
@@ -402,8 +457,13 @@ class Job:
             self.scalers = [torch.amp.GradScaler("cpu", **scaler)]
         order = {"shuffled": {"shuffle": True, "seed": 1}, "sampler": {"sampler": [*range(SAMPLES)[::-1]]}}
         options: dict[str, Any] = dict(order.get(case["order"], {}))
-        if case["order"] in STREAMS:
+        data_set = STREAMS.get(case["order"], Indices)()
+        if case["order"] == "shards of ranks":
+            data_set = ShardsOfRanks(self.balance._session.wire.rank, case["ranks"])
+        if isinstance(data_set, IterableDataset):
             options["stream"] = "whole" if case["order"] == "stream" else "shard"
+        if case["workers"]:
+            options["num_workers"] = case["workers"]
         if case["weight_of"] is True:
             weights = data()[2]
             options["weight_of"] = lambda index: weights[index].sum()
@@ -414,7 +474,6 @@ class Job:
             options["max_micro_batch_cost"] = 11.0
         if case["micro_batches"]:
             options["micro_batches"] = case["micro_batches"]
-        data_set = STREAMS.get(case["order"], Indices)()
         self.loader = BalancedLoader(data_set, self.balance, drop_last=case["drop_last"], **options)
 
     def state(self) -> list[Any]:
@@ -442,8 +501,8 @@ def reduce(case: dict[str, Any], job: Job) -> None:
                 parameter.grad = total / wire.size if case["reducer"] == "mean" else total
 
 
-def evaluate_together(job: Job) -> None:
-    """Have all ranks evaluate their parts, and compare the figures with those of this rank alone, and of all."""
+def evaluate_together(job: Job, *, same: bool) -> None:
+    """Have all ranks evaluate their parts, and compare figures: of all, and with this rank's if models are the same."""
     x, y, _ = data()
 
     def losses(batch: Any) -> dict[str, torch.Tensor]:
@@ -456,14 +515,14 @@ def evaluate_together(job: Job) -> None:
     figures = job.balance.evaluate(TensorDataset(x, y), losses, batch_size=5)
     for model in job.models:
         model.train()
-    for name, loss in alone.items():
+    for name, loss in alone.items() if same else ():
         assert abs(figures[name] - float(loss)) <= 1e-9, f"evaluated loss {name} is apart"
     everywhere = job.balance._session.wire.allgather_object(figures.sums, name="figures")
     assert all(sums == everywhere[0] for sums in everywhere), "ranks have other bits"
 
 
-def train(case: dict[str, Any]) -> tuple[list[list[tuple[int, list[int]]]], list[dict[str, torch.Tensor]]]:
-    """Train on one rank; return (epoch, samples) of the micro-batches of each round, and what was learned."""
+def train(case: dict[str, Any]) -> tuple[list[list[tuple[int, list[int]]]], list[dict[str, torch.Tensor]], Any]:
+    """Train on one rank; return (epoch, samples) of the micro-batches of each round, what was learned, the mixing."""
     policy, batch = policy_of(case), Walking() if case["global_batch"] == "adapts" else BATCH
     x, y, weights = data()
     own, job = case["reducer"] == "own", Job(case, policy, batch)
@@ -480,7 +539,7 @@ def train(case: dict[str, Any]) -> tuple[list[list[tuple[int, list[int]]]], list
         if case["unfreezes"] and balance.rounds >= UNFREEZES:
             job.models[0][0].requires_grad_(True)
         if case["evaluates"] == "together" and not (own or case["out_of_memory"]) and balance.round_complete:
-            evaluate_together(job)
+            evaluate_together(job, same=not case["sync"])
         elif case["evaluates"]:
             with torch.no_grad():
                 for model in job.models:
@@ -488,9 +547,17 @@ def train(case: dict[str, Any]) -> tuple[list[list[tuple[int, list[int]]]], list
                     model.train()
         if case["clears"] == "before" and (own or begins):
             clear()
-        if case["out_of_memory"] and balance._session.wire.rank == 1 and len(index) > FITS and balance.rounds >= FAILS:
+        fails = case["out_of_memory"] if balance._session.wire.rank == 1 and len(index) > FITS else None
+        fails = fails if balance.rounds >= FAILS else None
+        if fails == "in forward":
             sum(loss_of(model, x[index], y[index]).sum() for model in job.models)  # buffers have changed by then
-            raise torch.OutOfMemoryError("CUDA out of memory (a test)")
+            run_out_of_memory()
+        if fails:
+            fail = job.models[0][-1].weight.register_post_accumulate_grad_hook(run_out_of_memory)
+            try:
+                sum(loss_of(model, x[index], y[index]).sum() for model in job.models).backward()
+            finally:
+                fail.remove()
         seen[balance.rounds].append((job.loader.epoch_at_hand, index.tolist()))
         bounds = BOUNDS.get(case["max_micro_batch"], BATCH)
         bound = bounds[balance._session.wire.rank] if isinstance(bounds, list) else 3 if bounds != BATCH else BATCH
@@ -506,6 +573,9 @@ def train(case: dict[str, Any]) -> tuple[list[list[tuple[int, list[int]]]], list
             losses = [balance.scale(loss, **weight) for loss in losses]
         if job.scalers:
             losses = [scaler.scale(loss) for scaler, loss in zip(job.scalers, losses, strict=True)]
+            if case["scaler"] == "overflows" and balance.rounds == OVERFLOWS:
+                for loss in losses:
+                    loss.register_hook(lambda gradient: gradient * torch.inf)
         sum(losses).backward()
         begins = own or balance.round_complete
         if not own and begins:
@@ -544,7 +614,7 @@ def train(case: dict[str, Any]) -> tuple[list[list[tuple[int, list[int]]]], list
                 clear()
                 break
         if case["evaluates"] == "together":
-            evaluate_together(job)
+            evaluate_together(job, same=not case["sync"])
         if case["leaves"] == "resume" and job.balance.rounds == LEAVES:
             state = job.state()
             job.balance.close()
@@ -552,7 +622,7 @@ def train(case: dict[str, Any]) -> tuple[list[list[tuple[int, list[int]]]], list
             job.load(state)
             left = True
     job.balance.close()
-    return seen, [model.state_dict() for model in job.models]
+    return seen, [model.state_dict() for model in job.models], job.balance._session.mixing
 
 
 def replay(case: dict[str, Any], ranks: list[Any]) -> list[dict[str, torch.Tensor]]:
@@ -576,9 +646,58 @@ def replay(case: dict[str, Any], ranks: list[Any]) -> list[dict[str, torch.Tenso
         for optimizer, model, schedule in zip(optimizers, models, schedules, strict=True):
             if case["clips"]:
                 clip(model)
-            optimizer.step()
-            if case["schedule"]:
+            skips = case["scaler"] == "overflows" and number == OVERFLOWS
+            if not skips:
+                optimizer.step()
+            if case["schedule"] and not (skips and case["reducer"] == "own"):
                 schedule.step()
+    return [model.state_dict() for model in models]
+
+
+def replay_apart(case: dict[str, Any], ranks: list[Any], mixing: Any) -> list[dict[str, torch.Tensor]]:
+    """Train the model of each rank in one process, which averages them as ``mixing`` or after local updates."""
+    x, y, _ = data()
+    models = [models_of(case, None)[0] for _ in ranks]
+    optimizers = [optimizer_of(case, model) for model in models]
+    schedules = [torch.optim.lr_scheduler.ExponentialLR(each, 0.9) for each in optimizers]
+
+    def update(rank: int) -> None:
+        if case["clips"]:
+            clip(models[rank])
+        optimizers[rank].step()
+        if case["schedule"]:
+            schedules[rank].step()
+
+    for number in range(ROUNDS):
+        done = torch.tensor([sum(len(index) for _, index in rank[number]) for rank in ranks]).double()
+        for rank, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
+            if case["unfreezes"] and number >= UNFREEZES:
+                model[0].requires_grad_(True)
+            for parameter in model.parameters():
+                parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+            for _, index in ranks[rank][number]:
+                loss = loss_of(model, x[index], y[index])
+                if mixing is None:
+                    optimizer.zero_grad(set_to_none=False)
+                    loss.mean().backward()
+                    update(rank)
+                else:
+                    (loss.sum() * len(ranks) / done.sum()).backward()
+        weights = (done / done.sum()).expand(len(ranks), -1)
+        if mixing is not None:
+            weights = torch.from_numpy(mixing.matrix(number))
+        kept = [[*model.parameters()] for model in models]
+        if mixing is None:
+            for held, model, optimizer in zip(kept, models, optimizers, strict=True):
+                states = [optimizer.state[p] for p in model.parameters()]
+                held += [state[key] for state in states for key in sorted(state) if torch.is_tensor(state[key])]
+        with torch.no_grad():
+            for tensors in zip(*kept, strict=True):
+                mixed = torch.einsum("ij,j...->i...", weights.to(tensors[0].dtype), torch.stack(tensors))
+                for tensor, value in zip(tensors, mixed, strict=True):
+                    tensor.copy_(value)
+        for rank in range(len(ranks)) if mixing is not None else ():
+            update(rank)
     return [model.state_dict() for model in models]
 
 
@@ -626,13 +745,16 @@ def _outcome(case: dict[str, Any]) -> str:
             results = run_on_threads(lambda rank: train(case), case["ranks"], TIMEOUT_S)
         except ThreadRankError as error:
             return f"refused: {error.__cause__}"
-    seen = [rank for rank, _ in results]
+    seen = [rank for rank, *_ in results]
     require_each_sample_once(case, seen)
     if case["ledger"]:
         require_ledger(case, seen)
-    expected = replay(case, seen)
-    for _, models in results:
-        for ours, theirs in zip(models, expected, strict=True):
+    if case["sync"]:
+        expected = [[each] for each in replay_apart(case, seen, results[0][2])]
+    else:
+        expected = [replay(case, seen)] * len(results)
+    for (_, models, _), of_rank in zip(results, expected, strict=True):
+        for ours, theirs in zip(models, of_rank, strict=True):
             for name, value in theirs.items():
                 difference = float((ours[name] - value).abs().max())
                 assert difference <= 1e-9, f"{name} is {difference:.1e} apart"
