@@ -106,37 +106,45 @@ def resize_batches(
     prefetch = _checked_prefetch(session, prefetch, is_stream)
     balancer.set_rounds_ahead(prefetch)
 
-    def rounds_of(order: SampleOrder, batch_of: Callable[[Any], Any], **options: Any) -> RoundQueue:
-        if cost_of is not None:
-            costs = cost_of
-            if callable(cost_of):  # arrays are as they are, so their costs are known
-                costs = (
-                    operator.itemgetter(-1) if is_stream
-                    else [cost_from(cost_of, i, f"index {i}") for i in range(order.size or 0)]
-                )  # fmt: skip
-            fit, length = balancer.meter.learner.enable_costs(), None if is_stream else order.size
-            order.costs = SampleCosts.of(
-                costs, session.policy, fit, length, max_micro_batch_cost, shared=stream != "shard",
-                devices=session.devices,
-            )  # fmt: skip
-        has_micro_batches = max_micro_batch_cost is not None
-        return RoundQueue(
-            order, balancer, batch_of, weight_of=weight_of, has_micro_batches=has_micro_batches, **options
-        )
-
     compares = check_data and balancer.workers > 1
+    order: SampleOrder
+    batch_of: Callable[[Any], Any]
+    options: dict[str, Any]
     if is_stream:
-        of_source = {"padding": padding_values, "cost_of": cost_of if callable(cost_of) else None}
-        queue, batch = _of_stream(data, session, seed if shuffle else None, stream, of_source, compares, rounds_of)
+        by_sample = cost_of if callable(cost_of) else None
+        source, seeds = _source(data, session, seed if shuffle else None, stream, padding_values, by_sample)
+        compares = compares and stream != "shard"
+        reader = StreamReader(source, compared(data, source.spec) if compares else ())
+        order = (
+            EndingShard(reader.samples, balancer.rank, balancer.workers)
+            if stream == "shard"
+            else SharedStream(reader.samples, size=source.length, seeds=seeds)
+        )
+        order.marks = (lambda samples: [marks for *_, marks, _ in samples]) if compares else None
+        batch_of, options = reader.batch_of, {"ends": source.ends}
     else:
         arrays, length = _tensors(data)
         order, known = SharedPermutation(length, shuffle=shuffle, seed=seed), _KnownBatches()
         if compares:
             columns = [np.asarray(array) for array in tf.nest.flatten(arrays)]
             order.marks = lambda indices: np.stack([marks_of(column, indices) for column in columns], axis=1)
-        queue = rounds_of(order, indices_of, show=known.show)
-        batch = _gather(arrays, known)
-    session.course.queue = queue
+        batch_of, options = indices_of, {"show": known.show}
+    if cost_of is not None:
+        costs = cost_of
+        if callable(cost_of):  # arrays are as they are, so their costs are known
+            of_index = cost_of
+            costs = (
+                operator.itemgetter(-1) if is_stream
+                else [cost_from(of_index, i, f"index {i}") for i in range(length)]
+            )  # fmt: skip
+        order.costs = SampleCosts.of(
+            costs, session.policy, balancer.meter.learner.enable_costs(), None if is_stream else length,
+            max_micro_batch_cost, shared=stream != "shard", devices=session.devices,
+        )  # fmt: skip
+    queue = session.course.queue = RoundQueue(
+        order, balancer, batch_of, weight_of=weight_of, has_micro_batches=max_micro_batch_cost is not None, **options
+    )
+    batch = reader.mapped(session.calls.host.guard(queue.part)) if is_stream else _gather(arrays, known)
     return BalancedDataset(_numbered(queue).map(batch).with_options(_options(tuned=is_stream)), queue, prefetch)
 
 
@@ -246,41 +254,22 @@ def _options(*, tuned: bool) -> tf.data.Options:
     return options
 
 
-def _of_stream(
-    data: Any,
-    session: FitSession,
-    seed: int | None,
-    stream: str | None,
-    options: dict[str, Any],
-    compares: bool,
-    rounds_of: Callable[..., RoundQueue],
-) -> tuple[RoundQueue, Callable[[Any], Any]]:
-    """Return the rounds of a dataset or a sequence, and the function from a round's number to its batch."""
-    rank, workers = session.balancer.rank, session.balancer.workers
-    seeds = 0
-    source: Source
+def _source(
+    data: Any, session: FitSession, seed: int | None, stream: str | None, padding: Any, cost_of: Any
+) -> tuple[Source, int]:
+    """Return what reads a dataset or a sequence, and a checksum of the seeds of its shuffles."""
     if not isinstance(data, tf.data.Dataset):
-        source = SequenceSource(data, seed, cost_of=options["cost_of"])
-    elif stream == "shard":
-        # The first round shows all ranks a shard without samples, and they stop together.
-        source = DatasetSource(data, seed, may_be_empty=True, **options)
-    else:
-        seeds = check_same_data(data, rank, workers, certain=stream == "whole")
+        return SequenceSource(data, seed, cost_of=cost_of), 0
+    seeds = 0
+    if stream != "shard":
+        seeds = check_same_data(data, session.balancer.rank, session.balancer.workers, certain=stream == "whole")
         in_order = tf.data.Options()
         in_order.deterministic = True
-        source = DatasetSource(data.with_options(in_order), seed, **options)
-    if isinstance(data, tf.data.Dataset):
-        check_single(data)
-    compares = compares and stream != "shard"
-    reader = StreamReader(source, compared(data, source.spec) if compares else ())
-    order = (
-        EndingShard(reader.samples, rank, workers)
-        if stream == "shard"
-        else SharedStream(reader.samples, size=source.length, seeds=seeds)
-    )
-    order.marks = (lambda samples: [marks for *_, marks, _ in samples]) if compares else None
-    queue = rounds_of(order, reader.batch_of, ends=source.ends)
-    return queue, reader.mapped(session.calls.host.guard(queue.part))
+        data = data.with_options(in_order)
+    # The first round shows all ranks a shard without samples, and they stop together.
+    source = DatasetSource(data, seed, may_be_empty=stream == "shard", padding=padding, cost_of=cost_of)
+    check_single(data)
+    return source, seeds
 
 
 def indices_of(part: Any) -> Any:

@@ -159,7 +159,8 @@ class BalancedLoader:
         self._in_step = integer("micro_batches", in_step, 1, global_batch // workers + 1, remedy=remedy)
         self._asks_in_step = micro_batches is not None
         adapts = session.balancer.planner.goodput
-        least = (global_batch if adapts is None else adapts.most) if drop_last else 1
+        most = global_batch if adapts is None else adapts.most  # samples of a round
+        least = most if drop_last else 1
         order = order_of(
             dataset, session.wire, shuffle=shuffle, seed=seed, sampler=sampler, batch_sampler=batch_sampler,
             stream=stream, rounds_per_epoch=rounds_per_epoch, least=least, options=loader_options,
@@ -195,7 +196,7 @@ class BalancedLoader:
         self._weigh = Weights(weight_of)
         ahead = None
         if callable(cost_of) and isinstance(order, SharedPermutation):
-            most, slots = global_batch if adapts is None else adapts.most, 2 * num_workers * (prefetch_factor or 2)
+            slots = 2 * num_workers * (prefetch_factor or 2)
             ahead, dataset = CostsAhead(session, order, most, slots), SeededSamples(dataset, cost_of, seed)
         self._micro_batches = MicroBatches(
             session,

@@ -165,7 +165,7 @@ class SampleOrder(ABC):
 
     def _cut(self, plan: RoundPlan, rank: int, samples: Part, fingerprint: int, *, again: bool = False) -> Cut:
         """Return a rank's part of a round's samples, alike on all ranks; ``again``: the round was cut before."""
-        contents = self.contents(samples)
+        contents = 0.0 if self.marks is None else contents_of(self.marks(samples))
         if self.costs is None:
             begin = plan.start(rank)
             mine = samples[begin : begin + plan.samples[rank]]
@@ -176,10 +176,6 @@ class SampleOrder(ABC):
         return Cut(
             plan, rank, mine, self.epoch, fingerprint, contents=contents, sizes=shared.sizes, figures=shared.figures
         )
-
-    def contents(self, samples: Part) -> float:
-        """Return one number for these samples in this order; 0 if ranks do not compare them."""
-        return 0.0 if self.marks is None else contents_of(self.marks(samples))
 
     def ends_after(self, done: int) -> bool:
         """Return whether data that this rank reads alone end with the current round, after so many samples of it."""

@@ -40,10 +40,13 @@ Source = Callable[..., Iterable[Any]]  # the samples of the epoch of that number
 
 
 class _FrontToEnd(SampleOrder):
-    """What is read, and not taken yet, with its numbers."""
+    """Samples of one reader with their numbers: what waits for a round, and what rounds have taken."""
 
-    _reader: Reader
-    _waiting: deque[tuple[int, Any]]
+    def _open_at(self, epoch: int, read: Source, place: Mapping[str, Any] | None) -> None:
+        self.epoch = epoch
+        self._reader = Reader(lambda state: read(epoch, *([] if state is None else [state])), place)
+        self._waiting: deque[tuple[int, Any]] = deque()
+        self._open: deque[tuple[RoundPlan, list[tuple[int, Any]]]] = deque()
 
     def _await(self, count: int) -> int:
         """Read on until that many samples are waiting, or the stream ends; return how many are."""
@@ -71,16 +74,10 @@ class SharedStream(_FrontToEnd):
         self._seeds = seeds
         self.start(0)
 
-    def start(self, epoch: int) -> None:
-        """Begin an epoch at the front of the stream, which is opened when the first sample is asked for."""
-        self._begin(epoch)
-
-    def _begin(self, epoch: int, place: Mapping[str, Any] | None = None) -> None:
-        self.epoch = epoch
-        self._reader = Reader(lambda state: self._read(epoch, *([] if state is None else [state])), place)
+    def start(self, epoch: int, place: Mapping[str, Any] | None = None) -> None:
+        """Begin an epoch, at a place or the front of the stream, which is opened for the first sample."""
+        self._open_at(epoch, self._read, place)
         self._taken = 0 if place is None else place["until"] - len(place["left"])  # samples of this epoch
-        self._waiting = deque()
-        self._open: deque[tuple[RoundPlan, list[tuple[int, Any]]]] = deque()
 
     @property
     def remaining(self) -> int | None:
@@ -127,7 +124,7 @@ class SharedStream(_FrontToEnd):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state: open the stream at its mark, and pass over what was done since."""
         require_kind(state, self.kind)
-        self._begin(state["epoch"], state)
+        self.start(state["epoch"], state)
 
     def _unfinished(self) -> Iterator[int]:
         return (number for part in (*(part for _, part in self._open), self._waiting) for number, _ in part)
@@ -146,20 +143,14 @@ class EndingShard(_FrontToEnd):
     survives_resets = False
 
     def __init__(self, read: Source, rank: int, workers: int) -> None:
-        self._read, self._rank = read, rank
-        self._begin(0, [0] * workers)
+        self._read, self._rank, self._workers = read, rank, workers
+        self.start(0)
 
-    def _begin(self, epoch: int, done: list[int], round: int = 0) -> None:
-        """Begin at the front of the shard; ``done`` are samples of each rank that were done of theirs."""
-        self.epoch, self._round, self._done = epoch, round, done
-        self._reader = Reader(lambda _: self._read(epoch), place_after(done[self._rank]))
-        self._waiting = deque()
-        self._open: deque[tuple[RoundPlan, list[tuple[int, Any]]]] = deque()
-        self._ended = [False] * len(done)
-
-    def start(self, epoch: int) -> None:
-        """Begin an epoch, at the front of the part."""
-        self._begin(epoch, [0] * len(self._done))
+    def start(self, epoch: int, state: Mapping[str, Any] | None = None) -> None:
+        """Begin an epoch at the front of the shard, or go on in one."""
+        state = state or {"round": 0, "done": [0] * self._workers, "ended": [False] * self._workers}
+        self._round, self._done, self._ended = state["round"], list(state["done"]), list(state["ended"])
+        self._open_at(epoch, self._read, place_after(self._done[self._rank]))
 
     def holds(self, samples: int) -> bool:
         """Return whether some rank's part has not ended, as all know by the table."""
@@ -199,9 +190,8 @@ class EndingShard(_FrontToEnd):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state: read this rank's part from its front, and pass over what was done."""
         require_kind(state, self.kind)
-        require_ranks(len(state["done"]), len(self._done))
-        self._begin(state["epoch"], list(state["done"]), state["round"])
-        self._ended = list(state["ended"])
+        require_ranks(len(state["done"]), self._workers)
+        self.start(state["epoch"], state)
 
 
 def no_samples(where: str, epoch: int) -> str:

@@ -78,17 +78,17 @@ class CostsAhead:
     def __init__(self, session: TorchSession, order: SharedPermutation, most: int, slots: int) -> None:
         assert order.costs is not None, "the loader has set it"
         self._session, self._order, self._costs = session, order, order.costs
+        self._rank = session.balancer.rank
         # Between asking and cutting lie the lists under way, those that wait for a sum, and those that it takes to
         # travel unawaited; these hold the longer last round, too.
         self._ahead = (slots + 2 * _LISTS_PER_SUM) * most
         self._most = most
         self._wire: TorchWire | None = None
-        self._until = self._end = 0
-        self._asked: deque[tuple[IntArray, int, bool]] = deque()
-        """For each list under way: the samples that all ranks read, where this rank's begin, and if they are the last.
-        """
-        self._read: list[tuple[IntArray, Any]] = []
-        """The samples of the next sum, and their costs as far as this rank has read them."""
+        self._until = self._end = 0  # places of the epoch: of what is asked for, and of its end
+        self._asked: deque[tuple[int, int, int]] = deque()
+        """For each list under way: the places at which this rank's samples begin and end, and where those of all do."""
+        self._mine = np.zeros(0)  # what this rank's samples cost, by their places
+        self._summed = self._lists = 0  # the place up to which costs were sent; lists that have come
         self._under_way: tuple[Handle, torch.Tensor, IntArray] | None = None
         self._costs.receive = self._receive
 
@@ -101,9 +101,10 @@ class CostsAhead:
                 self._receive()
         self._costs.forget()
         self._asked.clear()
-        self._read.clear()
         order, plan = self._order, self._session.balancer.plan()
-        self._until, self._end = order.cursor, order.cursor + order.remaining
+        self._until = self._summed = order.cursor
+        self._end, self._lists = order.cursor + order.remaining, 0
+        self._mine = np.zeros(self._end)
         for until in range(order.cursor + self._most, order.cursor + self._ahead + 1, self._most):
             yield self._list(plan, until)
 
@@ -113,28 +114,24 @@ class CostsAhead:
 
     def _list(self, plan: RoundPlan, until: int) -> list[Key]:
         begin, self._until = self._until, max(self._until, min(until, self._end))
-        samples = self._order.window(begin, self._until)
-        rank = self._session.balancer.rank
-        start = len(samples) * plan.start(rank) // plan.total
-        stop = len(samples) * (plan.start(rank) + plan.samples[rank]) // plan.total
-        self._asked.append((samples, start, self._until == self._end))
-        return [(self._order.epoch, samples[start:stop].tolist())]
+        ends = (plan.start(self._rank), plan.start(self._rank) + plan.samples[self._rank])
+        start, stop = (begin + (self._until - begin) * end // plan.total for end in ends)
+        self._asked.append((start, stop, self._until))
+        return [(self._order.epoch, self._order.window(start, stop).tolist())]
 
     def note(self, part: PartCosts) -> None:
         """Note what the oldest list under way has brought, on all ranks between the same micro-batches."""
-        samples, start, last = self._asked.popleft()
-        if len(samples):
-            costs = np.zeros(len(samples))
-            costs[start : start + len(part.costs)] = part.costs
-            self._read.append((samples, costs))
-        if self._read and (last or len(self._read) == _LISTS_PER_SUM):
+        start, stop, until = self._asked.popleft()
+        self._mine[start:stop] = part.costs
+        self._lists += 1
+        if until > self._summed and (until == self._end or self._lists % _LISTS_PER_SUM == 0):
             if self._under_way is not None:
                 self._receive()
-            indices, total = (np.concatenate(each) for each in zip(*self._read, strict=True))
-            self._read.clear()
-            summed = torch.from_numpy(total)
+            begin, self._summed = self._summed, until
+            costs = torch.from_numpy(self._mine[begin:until])
             assert self._wire is not None, "an iteration has begun"
-            self._under_way = self._wire.start_sum(summed, f"{self._session.prefix}.costs"), summed, indices
+            handle = self._wire.start_sum(costs, f"{self._session.prefix}.costs")
+            self._under_way = handle, costs, self._order.window(begin, until)
 
     def _receive(self) -> None:
         assert self._under_way is not None, "costs are asked for far enough ahead"

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch.utils.data import DataLoader, Dataset
 
@@ -16,6 +16,9 @@ from hvd_hetero.rounds import MicroBatch
 from torch_hooks.data.counting import Collate, Weights
 from torch_hooks.data.late_costs import CostsAhead, PartCosts
 from torch_hooks.session import TorchSession
+
+Fetched: TypeAlias = tuple[MicroBatch, list[Any], Any]
+"""What the DataLoader has brought: a micro-batch, the indices of its samples, and these collated; None: it has none."""
 
 
 class MicroBatches:
@@ -41,8 +44,6 @@ class MicroBatches:
         """Those batches."""
         self.gathered_s = 0.0
         """Seconds in which the next batch waited for other ranks."""
-        self._told: deque[float] = deque()
-        """What the rest of them count, where all ranks have been told."""
         self.cutter = cutter
         self._session = session
         self._dataset = dataset
@@ -58,10 +59,9 @@ class MicroBatches:
     def until(self, stops: Callable[[], bool]) -> Generator[Any, None, bool]:
         """Yield batches until the cutter has no more, and return True; or until it stops, between two rounds."""
         session = self._session
-        self._pending.clear()
-        batches = self._to_train_on(iter(self._loader))
+        fetched = self._fetched()
         if self.reads_rounds:
-            batches = self._by_rounds(batches)
+            fetched = self._by_rounds(fetched)
         self._due = session.balancer.rounds
         closed = self._note_closed  # a new object, which says whose the round is
         skipped_s = 0.0
@@ -70,18 +70,13 @@ class MicroBatches:
             asked_at = time.perf_counter() - skipped_s
             skipped_s = 0.0
             try:
-                batch = next(batches)
+                work, indices, batch = next(fetched)
             except StopIteration:
                 session.drain()
                 return True
-            work, indices = self._pending.popleft()
             if work.round < session.balancer.rounds:
                 # Fetched ahead for a round that has ended early.
                 continue
-            if self.reads_rounds and self._weigh.given and not session.balancer.in_round:
-                weights = [self._weigh(each, work.samples) or 0.0 for each in self.round]
-                self._told = deque(weights)
-                session.announce(math.fsum(weights))
             if work.samples:
                 work = self._weighed(work, batch)
                 if not (work.samples or work.last):
@@ -93,32 +88,29 @@ class MicroBatches:
                 began_at = time.perf_counter()
                 self.before_round()
                 asked_at += time.perf_counter() - began_at  # no waiting for data
-            if session.can_split_micro_batches and (
-                most := session.meter.fitting_samples(work)
-            ):  # planned before the limit was known
-                del batch
-                session.closed = closed
-                yield from self._in_parts(Parts(work, indices, most, memory_in_use=False), asked_at)
-                self.note_finished()
-                continue
             session.closed = closed
-            session.begin(work, time.perf_counter() - asked_at)
-            if work.samples:
-                try:
-                    yield batch
-                    session.end_batch()
-                except GeneratorExit:
-                    if session.closed is closed:  # else it is collected while another iteration is under way
-                        session.shortage.left()
-                        session.exit_loop()
-                        self.note_finished()
-                        self._due = None  # another loader's rounds from now on are not this one's
-                    raise
-                if most := session.shortage.take_parts():
-                    del batch
-                    yield from self._in_parts(Parts(work, indices, most, memory_in_use=True), time.perf_counter())
-            else:
-                session.idle_round()
+            # Planned before the limit was known.
+            most = session.meter.fitting_samples(work) if session.can_split_micro_batches else 0
+            in_use = not most
+            if not most:
+                session.begin(work, time.perf_counter() - asked_at)
+                if work.samples:
+                    try:
+                        yield batch
+                        session.end_batch()
+                    except GeneratorExit:
+                        if session.closed is closed:  # else it is collected while another iteration is under way
+                            session.shortage.left()
+                            session.exit_loop()
+                            self.note_finished()
+                            self._due = None  # another loader's rounds from now on are not this one's
+                        raise
+                    most, asked_at = session.shortage.take_parts(), time.perf_counter()
+                else:
+                    session.idle_round()
+            if most:
+                del batch
+                yield from self._in_parts(Parts(work, indices, most, memory_in_use=in_use), asked_at)
             self.note_finished()
         session.drain()
         return False
@@ -147,22 +139,27 @@ class MicroBatches:
         self.note_finished()
         return self.cutter.state_dict()
 
-    def _to_train_on(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Yield batches, and note the costs of samples ahead that come between them."""
-        for batch in batches:
+    def _fetched(self) -> Iterator[Fetched]:
+        """Yield what the DataLoader brings, and note the costs of samples ahead that come between."""
+        self._pending.clear()
+        for batch in self._loader:
             if isinstance(batch, PartCosts):
                 assert self._ahead is not None, "it has asked"
                 self._ahead.note(batch)
             else:
-                yield batch
+                yield *self._pending.popleft(), batch
 
-    def _by_rounds(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Yield batches as they come, after all of their round are read."""
-        for batch in batches:
-            self.round = [batch]
-            while not self._pending[len(self.round) - 1][0].last:
-                self.round.append(next(batches))
-            yield from self.round
+    def _by_rounds(self, fetched: Iterator[Fetched]) -> Iterator[Fetched]:
+        """Yield them as they come, after all of their round are read, and other ranks are told what these count."""
+        found: list[Fetched] = []
+        for work, indices, batch in fetched:
+            found.append((replace(work, weight=self._weigh(batch, work.samples)), indices, batch))
+            if work.last:
+                self.round = [batch for *_, batch in found]
+                if self._weigh.given:
+                    self._session.announce(math.fsum(work.weight or 0.0 for work, *_ in found))
+                yield from found
+                found = []
 
     def _in_parts(self, parts: Parts, asked_at: float) -> Iterator[Any]:
         """Yield a micro-batch in parts that fit. ``asked_at``: when the rank began to wait for them."""
@@ -171,7 +168,7 @@ class MicroBatches:
         while parts and session.balancer.rounds == rounds:  # another rank may end it
             work, indices = parts.take()
             batch = self._collate(self._fetch(indices))
-            work = self._weighed(work, batch, part=True)
+            work = self._weighed(replace(work, weight=None), batch)
             if not (work.samples or work.last):
                 continue
             session.begin(
@@ -188,9 +185,9 @@ class MicroBatches:
                 parts.again(most)
             asked_at = time.perf_counter()
 
-    def _weighed(self, work: MicroBatch, batch: Any, *, part: bool = False) -> MicroBatch:
+    def _weighed(self, work: MicroBatch, batch: Any) -> MicroBatch:
         """Return the micro-batch with what it counts; without samples if that is nothing and no rank waits for it."""
-        weight = self._told.popleft() if self._told and not part else self._weigh(batch, work.samples)
+        weight = self._weigh(batch, work.samples) if work.weight is None else work.weight
         if weight is None:
             return work
         if weight == 0.0 and self._session.beside is None:
