@@ -180,12 +180,36 @@ def join_job() -> None:
     dist.init_process_group("gloo")
 
 
-def main() -> None:
+def arguments() -> argparse.Namespace:
+    """Return what ``costs.py`` gives to each rank."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--batches", choices=("padded", "packed"), required=True)
     parser.add_argument("--factors", type=float, nargs="+", required=True)
     parser.add_argument("--cycles", type=int, required=True)
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def compared(schemes: dict[str, Iterator[None]], busy_s: dict[str, list[float]], cycles: int) -> dict[str, Any]:
+    """Return the seconds of rounds that take turns, and this rank's of work, after rounds that do not count."""
+    for rounds in schemes.values():
+        for _ in range(FIRST):  # of all alike, so that all stay at the same samples
+            next(rounds)
+        forget_training()
+
+    def between() -> None:
+        forget_training()
+        dist.barrier()
+
+    def tick() -> None:
+        if dist.get_rank() == 0:
+            print(TICK, flush=True)
+
+    seconds = in_turns(schemes, cycles, TURN, between, tick)
+    return {"seconds": seconds, "busy_s": {name: each[-cycles * TURN :] for name, each in busy_s.items()}}
+
+
+def main() -> None:
+    options = arguments()
     padded = options.batches == "padded"
     join_job()
     factor = options.factors[dist.get_rank()]
@@ -198,25 +222,9 @@ def main() -> None:
         }
         for name, rule in rules(padded=padded).items():
             schemes[name] = job.ruled(rule, busy_s.setdefault(name, []))
-        for rounds in schemes.values():
-            for _ in range(FIRST):  # of all alike, so that all stay at the same samples
-                next(rounds)
-            forget_training()
-
-        def between() -> None:
-            forget_training()
-            dist.barrier()
-
-        def tick() -> None:
-            if dist.get_rank() == 0:
-                print(TICK, flush=True)
-
-        seconds = in_turns(schemes, options.cycles, TURN, between, tick)
-        counted = options.cycles * TURN
-        report({
-            "seconds": seconds, "busy_s": {name: each[-counted:] for name, each in busy_s.items()},
-            "slowness": slowness.describe(), "learnt": list(job.balances["cost_of"]._session.balancer.planner.rule()),
-        })  # fmt: skip
+        figures = compared(schemes, busy_s, options.cycles)
+        learnt = list(job.balances["cost_of"]._session.balancer.planner.rule())
+        report(figures | {"slowness": slowness.describe(), "learnt": learnt})
     dist.destroy_process_group()
 
 

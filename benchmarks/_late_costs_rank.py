@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import time
 from functools import partial
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from _alternating import forget_training, in_turns
-from _costs_rank import CLASSES, FIRST, TICK, TURN, Job, join_job
+from _costs_rank import CLASSES, Job, arguments, compared, join_job
 from _costs_simulated import reading_s
 
 from hvd_hetero.testing import report
@@ -33,11 +31,7 @@ class Sleeper(torch.nn.Module):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--batches", choices=("padded", "packed"), required=True)
-    parser.add_argument("--factors", type=float, nargs="+", required=True)
-    parser.add_argument("--cycles", type=int, required=True)
-    options = parser.parse_args()
+    options = arguments()
     padded = options.batches == "padded"
     join_job()
     job = Job(padded=padded, model=partial(Sleeper, options.factors[dist.get_rank()], padded=padded))
@@ -46,22 +40,7 @@ def main() -> None:
         name: job.balanced(name, busy_s.setdefault(name, []), cost_of=cost_of)
         for name, cost_of in {"number": None, "known": job.lengths, "late": len}.items()
     }
-    for rounds in schemes.values():
-        for _ in range(FIRST):  # of all alike, so that all stay at the same samples
-            next(rounds)
-        forget_training()
-
-    def between() -> None:
-        forget_training()
-        dist.barrier()
-
-    def tick() -> None:
-        if dist.get_rank() == 0:
-            print(TICK, flush=True)
-
-    seconds = in_turns(schemes, options.cycles, TURN, between, tick)
-    counted = options.cycles * TURN
-    report({"seconds": seconds, "busy_s": {name: each[-counted:] for name, each in busy_s.items()}})
+    report(compared(schemes, busy_s, options.cycles))
     dist.destroy_process_group()
 
 
