@@ -51,6 +51,11 @@ class Shortage:
         self._micro_batches = 0
         self._failures_seen = _failures()
 
+    @property
+    def failed(self) -> bool:
+        """Whether the last micro-batch did not fit, and is to be done again."""
+        return self._parts > 0
+
     def begins(self, *, memory_in_use: bool) -> None:
         """Begin a micro-batch; ``memory_in_use``: right after one that did not fit."""
         self._micro_batches += 1
@@ -105,7 +110,7 @@ class Shortage:
             raise self._fatal("with a batch of your own, which only a BalancedLoader could cut") from error
         if not repeats:
             raise self._fatal(
-                "with layers that wait for other ranks (FSDP2, SyncBatchNorm), so it is not done again"
+                "with layers that wait for other ranks (FSDP2, DeepSpeed, SyncBatchNorm), so it is not done again"
             ) from error
         if not (balancer.computing and gathered and gathered[0].undo()):
             raise self._fatal(

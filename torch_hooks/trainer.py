@@ -14,7 +14,8 @@ whatever the split: such a loss is only timed. Others are means over samples, wh
 models take the number and ignore it, which shows if it is doubled in a first batch.
 
 **Memory.** ``per_device_train_batch_size`` bounds the micro-batches of every rank, as it does without this package,
-but for those that ``max_micro_batch`` of the policy names (``docs/memory.md``).
+but for those that ``max_micro_batch`` of the policy names. Beside DDP, what runs out of memory in its forward pass is
+done again in parts (``docs/memory.md``).
 
 **The costs** of samples come from ``cost_of``, or are the lengths by which the Trainer itself would arrange samples:
 "group_by_length" of ``train_sampling_strategy`` keeps its order, "batch_rebalance" takes a random one.
@@ -32,11 +33,13 @@ import logging
 import operator
 from collections.abc import Iterable, Iterator
 from functools import reduce
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import IterableDataset, RandomSampler
 from transformers import EvalPrediction, Trainer, TrainerCallback
 from transformers.trainer_pt_utils import find_batch_size, nested_concat
@@ -166,7 +169,22 @@ class Balanced:
         batches = self._loader._micro_batches.round
         with self.balance._session.meter.waiting_for_others():  # ranks sum their tokens
             _, items = super().get_batch_samples(iter(batches), len(batches), device)  # type: ignore[misc]
-        return _InTurn(batches, epoch_iterator), items
+        self._batches = chain([first], epoch_iterator)  # `first` may be a part of the first one
+        return _InTurn(batches, self._batches), items
+
+    def training_step(self, model: Any, *args: Any, **options: Any) -> Any:
+        """Do a micro-batch, and return its loss; beside DDP again in parts, if it does not fit in memory."""
+        step, (inputs, *more) = super().training_step, args  # type: ignore[misc]
+        if self.balance is None or not isinstance(model, DistributedDataParallel):
+            return step(model, *args, **options)
+        shortage, earlier = self.balance._session.shortage, 0.0
+        self.balance._session.beside.redone.copies = False  # a set of gradients more may be what does not fit
+        while True:
+            with self.balance.surviving_out_of_memory():
+                return earlier + step(model, inputs, *more, **options)
+            if not shortage.failed:
+                earlier = earlier + self._counted  # of a part whose gradient is not reduced
+            inputs = next(self._batches)
 
     def prediction_step(self, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
         """Return loss, outputs and labels of a batch to evaluate, and note how many samples the loss is a mean over."""
@@ -240,6 +258,7 @@ class Balanced:
         loss, outputs = compute(model, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch, **more)
         if trains:
             loss = self.balance.scale(loss, normalised=num_items_in_batch is not None)
+            self._counted = loss.detach()
         return (loss, outputs) if return_outputs else loss
 
     def _is_normalised(self, model: Any, inputs: Any, items: Any) -> bool:
@@ -273,16 +292,14 @@ def _end_to_end(parts: Iterable[Any], one_array: bool) -> Any:
 
 
 class _InTurn(list[Any]):
-    """Batches of a round; the loader hands out all but the first when they are asked for."""
+    """Batches of a round, which the loader hands out when they are asked for."""
 
-    def __init__(self, batches: list[Any], rest: Iterator[Any]) -> None:
+    def __init__(self, batches: list[Any], handed_out: Iterator[Any]) -> None:
         super().__init__(batches)
-        self._rest = rest
+        self._handed_out = handed_out
 
     def __iter__(self) -> Iterator[Any]:
-        yield self[0]
-        for _ in range(len(self) - 1):
-            yield next(self._rest)
+        return islice(self._handed_out, len(self))
 
 
 class _Epochs:

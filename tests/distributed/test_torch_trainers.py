@@ -44,6 +44,16 @@ def test_a_trainer_keeps_to_the_batch_of_each_device_unless_more_is_allowed_by_n
         assert outcome["steps"] == outcome["planned"] == outcome["rounds"] == 10
 
 
+@pytest.mark.parametrize("case", ["tokens, k = 1", "samples, k = 2", "adapter, k = 2, backward"])
+def test_a_trainer_that_runs_out_of_memory_does_the_batch_again_in_parts_and_trains_as_one_process_does(ranks, case):
+    for rank in ranks:
+        outcome = rank[f"out of memory, {case}"]
+        assert outcome["difference"] <= 1e-10
+        assert outcome["losses"] <= 1e-6
+        assert outcome["once"]
+        assert outcome["failed"] >= 1
+
+
 @pytest.mark.parametrize("lengths", ["group_by_length", "cost_of"])
 def test_a_trainer_divides_by_the_lengths_that_it_knows_and_trains_as_one_process_does(ranks, lengths):
     for rank in ranks:

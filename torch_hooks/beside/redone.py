@@ -5,7 +5,7 @@ Where the round's gradients are, from call to call:
     guard()                    .grad: earlier micro-batches'   _kept: a copy, for a backward pass that fails
     the body fails             .grad: some of this one's, too  ``Shortage.survived`` catches it, and calls undo()
     undo()                     .grad: none                     _kept: earlier micro-batches'
-    begin(more_parts=True)                                     the reducer leaves out this pass
+    guard()                                                    of a part: the reducer leaves out its pass
     backward_ends()            .grad: none                     _kept: the part's, too; ``survived`` catches PartDone
     begin(more_parts=False)                                    the last part, which is reduced as the whole would be
     backward_begins()          .grad: all that was kept        _kept: a copy, if this pass is not reduced and may fail
@@ -40,7 +40,9 @@ class Redone:
         """Whether the batch is a part that others follow, which is not reduced."""
         self.sent: list[Any] = []
         """The models that have sent their buffers in this batch."""
-        self._in_backward = False
+        self.copies = True
+        """Whether earlier gradients of the round are copied, so that a backward pass which adds to them can fail."""
+        self._adds = self._in_backward = False
         self._reduces = False
         """Whether the backward pass at hand is reduced."""
         self._set_aside = False
@@ -63,20 +65,11 @@ class Redone:
     def begin(self, *, first: bool, more_parts: bool) -> None:
         """Begin a batch. ``first``: of its round. ``more_parts``: others follow this part."""
         self._deferred.close()
-        self.more_parts, self.sent, self._in_backward = more_parts, [], False
+        self.more_parts, self.sent, self._adds, self._in_backward = more_parts, [], not first, False
         if first:
             self.forget()
         if more_parts:
             self._put_aside()
-        for each in self._wrappers if more_parts else ():
-            if isinstance(each, torch.nn.parallel.DistributedDataParallel):
-                # DDP counts no passes: a flag, which this sets, says whether one reduces.
-                self._deferred.enter_context(each.no_sync())
-            else:
-                # Horovod's optimizer counts each parameter's passes until it reduces, and offers no call to leave one
-                # out. So one is added for this pass, and the count of before is restored as the next batch begins.
-                self._deferred.callback(_as_now(each))
-                each._allreduce_delay.update({p: delay + 1 for p, delay in each._allreduce_delay.items()})
 
     def forget(self) -> None:
         """Forget an unfinished round."""
@@ -93,8 +86,18 @@ class Redone:
                     each.module.register_forward_pre_hook(Hook(partial(_note_sent, mine, weakref.ref(each))))
         if not self.more_parts:
             self._passes = [_as_now(each) for each in self._wrappers if hasattr(each, "_allreduce_delay")]
+        # Not as the part begins: `no_sync` of the loop's, or a Trainer's, may only be around this.
+        for each in self._wrappers if self.more_parts else ():
+            if isinstance(each, torch.nn.parallel.DistributedDataParallel):
+                # DDP counts no passes: a flag, which this sets, says whether one reduces.
+                self._deferred.enter_context(each.no_sync())
+            else:
+                # Horovod's optimizer counts each parameter's passes until it reduces, and offers no call to leave one
+                # out. So one is added for this pass, and the count of before is restored as the next batch begins.
+                self._deferred.callback(_as_now(each))
+                each._allreduce_delay.update({p: delay + 1 for p, delay in each._allreduce_delay.items()})
         if not self._set_aside:  # a backward pass that reduces cannot be undone, and needs no copy
-            held = {} if last else self._parameters
+            held = self._parameters if self.copies and not last else {}
             self._kept = {key: p.grad.clone() for key, p in held.items() if p.grad is not None}
 
     def scaled(self, loss: torch.Tensor, *, last: bool) -> None:
@@ -128,7 +131,8 @@ class Redone:
     def undo(self) -> bool:
         """Undo the batch at hand; return False if that is impossible, since a collective may have begun."""
         strange = len(_reducers()) > len(self._wrappers)  # wrapped since: it would reduce each part
-        if strange or (self._in_backward and self._reduces and not self.more_parts):
+        lost = self._reduces or (self._adds and not self.copies)
+        if strange or (self._in_backward and lost and not self.more_parts):
             return False
         # Else ``guard``, or the beginning of the backward pass, has kept what earlier batches and parts brought.
         self._put_aside(keep=not self._in_backward)
@@ -168,7 +172,7 @@ def _note_sent(redone: weakref.ref[Redone], model: weakref.ref[Any], *_: Any) ->
 def _reducers() -> list[Any]:
     """Return what reduces gradients in this process: models of DDP's and FSDP2's, and Horovod's optimizers."""
     ddp = torch.nn.parallel.DistributedDataParallel
-    models = [e for e in _alive(torch.nn.Module) if issubclass(type(e), ddp) or hasattr(type(e), "unshard")]
+    models = [e for e in _alive(torch.nn.Module) if issubclass(type(e), ddp) or _waits(e)]
     return models + [e for e in _alive(torch.optim.Optimizer) if hasattr(e, "_allreduce_delay")]
 
 
@@ -184,9 +188,13 @@ def _reduced(by: Any) -> set[int]:
 
 
 def _waits_in_layers(reducers: list[Any]) -> bool:
-    """Return whether a layer waits for other ranks in its forward pass: FSDP2's, or anybody's SyncBatchNorm."""
+    """Return whether any waits for other ranks in each pass: FSDP2, DeepSpeed's engine, or a SyncBatchNorm in it."""
     norms = {id(e.weight) for e in _alive(torch.nn.Module) if "SyncBatchNorm" in [k.__name__ for k in type(e).__mro__]}
-    return any(hasattr(type(each), "unshard") or norms & _reduced(each) for each in reducers)
+    return any(_waits(each) or norms & _reduced(each) for each in reducers)
+
+
+def _waits(model: Any) -> bool:
+    return hasattr(type(model), "unshard") or type(model).__name__ == "DeepSpeedEngine"
 
 
 def _reduces_now(each: Any, parameters: dict[int, torch.Tensor]) -> bool:

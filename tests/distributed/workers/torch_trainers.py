@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import wraps
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -174,6 +176,56 @@ def trained(kind: str, micro_batches: int, **more: Any) -> dict[str, Any]:
         "steps": trainer.state.global_step,
         "planned": trainer.state.max_steps,
         "largest": hvd.allgather_object(largest, name="largest"),
+    }
+
+
+class Fails(torch.autograd.Function):
+    """Runs out of memory in its backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
+        raise torch.OutOfMemoryError("CUDA out of memory (a test)")
+
+
+def out_of_memory(kind: str, micro_batches: int, *, backward: bool = False) -> dict[str, Any]:
+    """From round 3 on, rank 0 holds two samples. ``backward``: once that shows in the round's first backward pass."""
+    seen: list[list[int]] = []
+    trainer = trainer_of(kind, seen, micro_batches, num_train_epochs=2)
+    balance, failed = balancer_of(trainer.balance), []
+    forward, collate, done = trainer.model.forward, trainer.data_collator, defaultdict[int, set[int]](set)
+
+    @wraps(forward)
+    def fails(*args: Any, **named: Any) -> Any:
+        if not (trainer.model.training and hvd.rank() == 0 and len(named["input_ids"]) > 2 and balance.rounds >= 3):
+            return forward(*args, **named)
+        failed.append(len(named["input_ids"]))
+        if backward and len(failed) == 1:
+            outcome = forward(*args, **named)
+            outcome.loss = Fails.apply(outcome.loss)
+            return outcome
+        raise torch.OutOfMemoryError("CUDA out of memory (a test)")
+
+    def noted(samples: list[Any]) -> Any:
+        batch = collate(samples)
+        done[balance.rounds].update(seen[-1])  # a sample may be read again, in a part
+        return batch
+
+    trainer.model.forward, trainer.data_collator = fails, noted
+    trainer.train()
+    everywhere = hvd.allgather_object(dict(done), name="done")
+    rounds = [sorted(i for of_rank in everywhere for i in of_rank[number]) for number in range(len(done))]
+    expected, losses = reference(kind, rounds)
+    logged = [log["loss"] for log in trainer.state.log_history if "loss" in log]
+    return {
+        "difference": float((flat(trainer.model) - expected).abs().max()),
+        "losses": max(abs(log - loss) for log, loss in zip(logged, losses, strict=True)),
+        "once": each_once(rounds, 2),
+        "failed": hvd.allgather_object(len(failed), name="failed")[0],
+        "largest": hvd.allgather_object(max(balance.plan().sizes(0)), name="largest"),
     }
 
 
@@ -503,6 +555,9 @@ def cases() -> dict[str, Callable[[], Any]]:
         "tokens, k = 1": lambda: trained("tokens", 1),
         "adapter, k = 2": lambda: trained("adapter", 2, balance=LoadBalance(Shifting([5, 4]), global_batch=BATCH)),
         "samples, k = 3": lambda: trained("samples", 3),
+        "out of memory, tokens, k = 1": lambda: out_of_memory("tokens", 1),
+        "out of memory, samples, k = 2": lambda: out_of_memory("samples", 2),
+        "out of memory, adapter, k = 2, backward": lambda: out_of_memory("adapter", 2, backward=True),
         "resumed": lambda: resumed(3),
         "stream, whole": lambda: streamed("whole", 2),
         "stream, shard": lambda: streamed("shard", 2),
