@@ -149,6 +149,8 @@ class LoadBalance(LoadBalanceBase):
                 "scale(normalised=True) is for reducers other than DistributedOptimizer, which would weight such "
                 "a loss twice; scale the mean loss of this rank's batch, with weight=… or weight_of"
             )
+        if normalised:
+            session.require_no_ledger()
         if weight is not None:
             session.weigh(loss, weight)
         return loss if session.beside is None else session.beside.scale(loss, normalised=normalised)

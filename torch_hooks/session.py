@@ -22,6 +22,7 @@ from hvd_hetero.evaluation import EvaluationSpeeds
 from hvd_hetero.policies.policy import Policy
 from hvd_hetero.rounds import MicroBatch
 from hvd_hetero.session import Session
+from hvd_hetero.telemetry.ledger_reader import seed_generators
 from torch_hooks.beside.scaled_rounds import ScaledRounds
 from torch_hooks.beside.stepping_optimizers import Reducer
 from torch_hooks.gradients.gathered import Gathered
@@ -176,7 +177,7 @@ class TorchSession(Session):
         """Begin a micro-batch; ``memory_in_use``: right after one that did not fit; ``more_parts``: others follow."""
         self.shortage.begins(memory_in_use=memory_in_use)
         if self.balancer.ledger is not None and (seed := self.balancer.ledger.seed(work)) is not None:
-            torch.manual_seed(seed)
+            seed_generators(seed)
         if self.beside is not None:
             self.beside.begin(work, input_s, more_parts=more_parts)
             return
@@ -186,13 +187,18 @@ class TorchSession(Session):
         for other in self._others:
             other.begin(work)
 
-    def announce(self, weight: float) -> None:
-        """Tell the other ranks what this one's part of a round counts, beside a reducer."""
+    def require_no_ledger(self) -> None:
+        """Raise if a ledger is kept beside a reducer, whose losses are means over something else than samples."""
         if self.balancer.ledger is not None:
             raise ValueError(
-                "Telemetry(ledger=True) beside a reducer of your own counts samples, and weight_of and weight of "
-                "scale() count something else; leave ledger out, or use a DistributedOptimizer"
+                "Telemetry(ledger=True) beside a reducer of your own counts samples, and weight_of, weight and "
+                "normalised of scale(), and a Trainer's loss over tokens count something else; leave ledger out, or "
+                "use a DistributedOptimizer"
             )
+
+    def announce(self, weight: float) -> None:
+        """Tell the other ranks what this one's part of a round counts, beside a reducer."""
+        self.require_no_ledger()
         assert self.beside is not None, "else weights travel with the gradients"
         self.beside.loss_factors.announce(weight)
 

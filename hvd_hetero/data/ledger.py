@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,8 @@ from hvd_hetero.telemetry.ledger_reader import KEY, micro_batch_seed
 if TYPE_CHECKING:
     from hvd_hetero.data.sample_order import Cut
 
+logger = logging.getLogger(__name__)
+
 
 class Ledger:
     """What all ranks do in the rounds of one cutter, in one rank's hands."""
@@ -24,6 +27,7 @@ class Ledger:
         self._rank = rank
         self._open: deque[tuple[int, list[Cut]]] = deque()  # rounds that are not finished, and each rank's part
         self._begun = (-1, 0)  # the round and the number of the micro-batch that this rank has begun last
+        self._in_parts = False
 
     def cut(self, round: int, shares: Callable[[], list[Cut]], *, first: bool) -> None:
         """Note a round that was cut; ``first``: none that was cut before is still to finish."""
@@ -51,4 +55,12 @@ class Ledger:
     def seed(self, work: MicroBatch) -> int | None:
         """Return the seed of a micro-batch that this rank begins; None for what follows of one that it has begun."""
         begun, self._begun = self._begun, (work.round, work.number)
-        return None if begun == self._begun else micro_batch_seed(work.round, self._rank, work.number)
+        if begun != self._begun:
+            return micro_batch_seed(work.round, self._rank, work.number)
+        if not self._in_parts:
+            self._in_parts = True
+            logger.warning(
+                "round %d: rank %d does a micro-batch in parts, so a replay of the ledger draws other random numbers "
+                "for it, as in dropout", work.round, self._rank,
+            )  # fmt: skip
+        return None

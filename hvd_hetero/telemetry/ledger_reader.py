@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import random
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,6 +47,14 @@ class LedgerPart(NamedTuple):
 def micro_batch_seed(round: int, rank: int, number: int) -> int:
     """Return the seed of the random numbers in a micro-batch, a rank's ``number``-th of a round."""
     return int(np.random.SeedSequence([round, rank, number]).generate_state(1)[0])
+
+
+def seed_generators(seed: int) -> None:
+    """Seed what a loop's body draws random numbers from: Python, NumPy, and PyTorch if it is imported."""
+    random.seed(seed)
+    np.random.seed(seed)
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.manual_seed(seed)
 
 
 def read_ledger(*paths: str | Path, first: int = 0) -> Iterator[LedgerPart]:

@@ -106,3 +106,13 @@ def test_compressed_gradients_are_near_and_counts_are_exact(ranks):
     assert 0 < outcome["difference"] < 1e-3
     assert outcome["spread"] == 0.0
     assert outcome["counted"] == [2049.0 + 3 * rank for rank in range(len(ranks))], "though no half holds these"
+
+
+@pytest.mark.parametrize("reducer", ["own", "beside"])
+def test_one_process_that_replays_the_ledger_ends_with_the_ranks_parameters(ranks, reducer):
+    """Of shares that change every round, with random numbers in the body, and evaluations between epochs."""
+    outcome = ranks[0]["a_ledger_is_replayed"][reducer]
+    assert outcome["difference"] <= 1e-10
+    assert outcome["moved"] > 0.1
+    assert outcome["shares"] > 2 * len(ranks)
+    assert outcome["visits"] == sorted([*range(24)] * 8)

@@ -42,11 +42,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _seeded(parts: Iterator[LedgerPart]) -> Iterator[LedgerPart]:
-    """Yield micro-batches, each with the random numbers of its rank in PyTorch; say how many there were."""
+    """Yield micro-batches, each with the random numbers of its rank; say how many there were."""
+    from hvd_hetero.telemetry.ledger_reader import seed_generators
+
     rounds = samples = 0
     for part in parts:
-        if (torch := sys.modules.get("torch")) is not None:
-            torch.manual_seed(part.seed)
+        seed_generators(part.seed)
         yield part
         rounds, samples = rounds + part.last, samples + len(part.indices)
     sys.stdout.write(f"{rounds} rounds, {samples} samples\n")

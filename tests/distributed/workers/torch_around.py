@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import math
+import os
+import random
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
-from ranks import DEVICE, hvd
+from every_round import EveryRoundAnother
+from ranks import DEVICE, OVER_TORCH, hvd
 from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 from torch_common import flat, spread
 
 from hvd_hetero.policies import Policy, StaticAllocation
 from hvd_hetero.rounds import FinishedRound, RoundPlan
 from hvd_hetero.session import balancer_of
+from hvd_hetero.telemetry import Telemetry, read_ledger
+from hvd_hetero.telemetry.ledger_reader import seed_generators
+from hvd_hetero.testing.rank import RUN_DIR
 from torch_hooks import BalancedLoader, DistributedOptimizer, GradScaler, LoadBalance, SyncBatchNorm
 
 SAMPLES, ROUNDS = 25, 12
@@ -126,6 +135,10 @@ class Uneven(Policy):
         return self.first(plan.workers, plan.total)
 
 
+class UnevenShares(Uneven):
+    shares_alone: ClassVar[bool] = True
+
+
 def normed() -> torch.nn.Module:
     torch.manual_seed(1)
     model = torch.nn.Sequential(
@@ -171,9 +184,66 @@ def batch_norm_over_all_ranks() -> dict:
     }
 
 
+def dropping() -> torch.nn.Module:
+    torch.manual_seed(2)
+    layers = torch.nn.Linear(6, 8), torch.nn.Dropout(0.5), torch.nn.Tanh(), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1)
+    return torch.nn.Sequential(*layers).double()
+
+
+def loss_with_random_numbers(model: torch.nn.Module, index: torch.Tensor | list[int]) -> torch.Tensor:
+    """Return a loss that draws numbers from PyTorch, NumPy and Python, as dropout and mixup do."""
+    return functional.mse_loss(model(X[index] * np.random.uniform(0.5, 1.5) + random.random()), Y[index])
+
+
+def a_ledger_is_replayed() -> dict:
+    """Train with evaluations between epochs, by our reducer and beside the user's; replay it on rank 0."""
+    return {name: replayed(name) for name in ("own", "beside")}
+
+
+def replayed(reducer: str) -> dict:
+    path = Path(os.environ[RUN_DIR], f"{reducer}.jsonl")
+    policy = EveryRoundAnother(3) if reducer == "own" else UnevenShares()
+    model, telemetry = dropping(), Telemetry(path, ledger=True)
+    balance = LoadBalance(policy, global_batch=20, telemetry=telemetry)
+    loader = BalancedLoader(torch.arange(SAMPLES - 1), balance, shuffle=True)  # type: ignore[arg-type]
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    trained = model
+    if reducer == "own":
+        optimizer = DistributedOptimizer(optimizer, balance, model.named_parameters())
+    elif OVER_TORCH:
+        trained = DistributedDataParallel(model)
+    else:
+        optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+    for _ in range(8):
+        for index in loader:
+            optimizer.zero_grad()
+            balance.scale(loss_with_random_numbers(trained, index)).backward()
+            optimizer.step()
+        balance.evaluate(TensorDataset(X), lambda batch: {"mean": model(batch[0]).mean() * random.random()})
+    balance.close()
+    if hvd.rank() > 0:
+        return {}
+    again = dropping()
+    alone = torch.optim.SGD(again.parameters(), lr=0.05, momentum=0.9)
+    parts = [*read_ledger(path)]
+    for part in parts:
+        seed_generators(part.seed)
+        (part.share * loss_with_random_numbers(again, part.indices)).backward()
+        if part.last:
+            alone.step()
+            alone.zero_grad()
+    return {
+        "difference": difference(model, again),
+        "moved": difference(model, dropping()),
+        "shares": len({(part.rank, len(part.indices)) for part in parts}),
+        "visits": sorted(i for part in parts for i in part.indices),
+    }
+
+
 CASES = {
     each.__name__: each
     for each in (
         an_infinity_on_one_rank_is_skipped_by_all, bfloat16_autocast, compression, batch_norm_over_all_ranks,
+        a_ledger_is_replayed,
     )
 }  # fmt: skip

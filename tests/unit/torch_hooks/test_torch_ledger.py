@@ -241,6 +241,27 @@ def test_the_command_trains_by_a_function_of_a_script(tmp_path, capsys):
         main(["replay", str(path), f"{script}:again"])
 
 
+def test_a_micro_batch_done_in_parts_is_one_of_the_replay_and_logged(tmp_path, caplog):
+    def run(rank):
+        model = linear()
+        balance = LoadBalance("bsp", global_batch=BATCH, telemetry=Telemetry(tmp_path / "run.jsonl", ledger=True))
+        loader = BalancedLoader(Indices(), balance, shuffle=True, seed=7)
+        optimizer = DistributedOptimizer(sgd(model), balance, model.named_parameters())
+        for index in loader:
+            with balance.surviving_out_of_memory():
+                optimizer.zero_grad()
+                if len(index) > 5:
+                    raise torch.OutOfMemoryError("CUDA out of memory (a test)")
+                functional.mse_loss(model(X[index]), Y[index]).backward()
+                optimizer.step()
+        balance.close()
+        return flat(model)
+
+    (parameters,) = run_on_threads(run, 1)
+    require_close(replayed(tmp_path / "run.jsonl"), parameters)
+    assert sum("in parts, so a replay" in record.getMessage() for record in caplog.records) == 1
+
+
 class Stream(IterableDataset):
     def __iter__(self):
         return iter(range(SAMPLES))
@@ -267,11 +288,13 @@ def test_what_a_ledger_cannot_hold_is_refused(tmp_path, make, words):
     assert words in str(failure.value)
 
 
-def test_weights_beside_a_reducer_are_refused(tmp_path):
+@pytest.mark.parametrize("options", [{"weight_of": len}, {"weight": 5}, {"normalised": True}])
+def test_losses_over_something_else_than_samples_are_refused_beside_a_reducer(tmp_path, options):
     def case(rank):
         balance = LoadBalance("bsp", global_batch=BATCH, telemetry=Telemetry(tmp_path / "run.jsonl", ledger=True))
-        for _ in BalancedLoader(Indices(), balance, weight_of=len):
-            break
+        of_loader = {name: options[name] for name in options if name == "weight_of"}
+        for index in BalancedLoader(Indices(), balance, **of_loader):
+            balance.scale(linear()(X[index]).mean(), **options)
 
     with pytest.raises(HeteroError, match="ledger"):
         run_on_threads(case, 1)
