@@ -15,7 +15,7 @@ from hvd_hetero.data.cutter import Cutter
 from hvd_hetero.data.permutation import SharedPermutation
 from hvd_hetero.data.sample_costs import NO_COSTS, CostOf, SampleCosts
 from hvd_hetero.errors import RoundStateError
-from torch_hooks.data.contents import require_alike
+from torch_hooks.data.contents import require_alike, shown
 from torch_hooks.data.counting import Collate, Weights
 from torch_hooks.data.late_costs import CostsAhead, SeededSamples
 from torch_hooks.data.micro_batches import MicroBatches, ReadSamples
@@ -75,16 +75,13 @@ class BalancedLoader:
         of unequal size; ``LoadBalance.accumulate`` defers the reduction to the last one. None: one, or more where
         ``max_micro_batch`` of the policy asks for them.
     stream, rounds_per_epoch
-        For an ``IterableDataset``. "whole": it yields the same samples in the same order on every rank; each round they
-        are shared out by the plan, every sample to one rank, and an epoch ends with the stream. "shard": ranks read
+        For an ``IterableDataset``, as in ``docs/data.md``. "whole": it yields the same samples in the same order on
+        every rank, which are not compared: random order must come from a seed that all ranks have. "shard": ranks read
         different samples. A dataset with ``num_shards`` and ``shard()``, the same on every rank, is handed out by
-        shards. Any other yields on every rank samples of its own, its shard, and so does one with
-        ``rounds_per_epoch``: an epoch is so many rounds, and a shard that ends begins again. The dataset's
-        ``set_epoch``, if any, is called with the number of the epoch, or of the pass over the shard. Plans take effect
-        in the next round, also with worker processes, among which the dataset must share out its samples by
-        ``get_worker_info()``, as in PyTorch, if it has no shards. The contents of whole streams are not compared:
-        random order must come from a seed that all ranks have. A dataset with ``state_dict`` and ``load_state_dict``
-        is resumed by them; others are read again from their front.
+        shards. Any other yields on every rank samples of its own, and so does one with ``rounds_per_epoch``: an epoch
+        is so many rounds, and a shard that ends begins again. Worker processes read samples; those of a dataset without
+        shards must share them out by ``get_worker_info()``. ``set_epoch``, if any, is called with the number of the
+        epoch, or of the pass over the shard.
     weight_of
         A function of a batch that returns what its mean loss is over, if not its samples:
         ``lambda batch: (batch["labels"] != -100).sum()``. The gradient is then the mean over these of all ranks and
@@ -296,14 +293,12 @@ class BalancedLoader:
         self._fit_reducer()
         self._micro_batches.note_left()
         session.discard_round()  # in case the last iteration was left inside one
-        compares, self._compares = self._compares, False
-        if compares and session.balancer.workers > 1:
-            require_alike(
-                self.dataset, lambda mine: session.wire.allgather_object(mine, name=f"{session.prefix}.contents")
-            )
         if not self._compared and session.balancer.workers > 1:
             self._compared = True
-            bounds = session.wire.allgather_object(self._largest, name=f"{session.prefix}.bounds")
+            mine = self._largest, shown(self.dataset) if self._compares else None
+            bounds, rows = zip(*session.wire.allgather_object(mine, name=f"{session.prefix}.data"), strict=True)
+            if None not in rows:
+                require_alike(rows)
             require_same_bounds("max_micro_batch_cost", bounds, "give a list with one bound for each rank")
         cutter = self._cutter
         # The length of streams and samplers is known only now.

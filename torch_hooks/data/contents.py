@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Sequence, Sized
 from functools import partial
 from typing import Any
 
@@ -16,10 +16,15 @@ from hvd_hetero.errors import PlanMismatchError
 _OF_TORCHVISION = ("data", "targets")
 
 
-def require_alike(dataset: Any, gather: Callable[[DrawnRows], Sequence[DrawnRows]]) -> None:
-    """Raise unless all ranks hold the same samples, as far as compared. ``gather`` collects figures of all ranks."""
+def shown(dataset: Any) -> DrawnRows:
+    """Return a few samples of what this rank's dataset holds."""
+    return drawn_rows(len(dataset), partial(rows_at, dataset=dataset))
+
+
+def require_alike(everywhere: Sequence[DrawnRows]) -> None:
+    """Raise unless all ranks hold the same samples, as far as they have shown them."""
     # Parts of equal length that a user has cut by hand would be cut again by the plan.
-    if ranks := ranks_with_other_data(gather(drawn_rows(len(dataset), partial(rows_at, dataset=dataset)))):
+    if ranks := ranks_with_other_data(everywhere):
         raise PlanMismatchError(
             f"ranks {ranks} hold other samples than rank 0 at the same indices. Give every rank the whole dataset, "
             "and seed what is drawn at random: BalancedLoader divides the samples. If each rank can only read "
