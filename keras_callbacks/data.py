@@ -118,7 +118,7 @@ def resize_batches(
         order = (
             EndingShard(reader.samples, balancer.rank, balancer.workers)
             if stream == "shard"
-            else SharedStream(reader.samples, size=source.length, seeds=seeds)
+            else SharedStream(reader.samples, size=source.length, depends_on=seeds)
         )
         order.marks = (lambda samples: [marks for *_, marks, _ in samples]) if compares else None
         batch_of, options = reader.batch_of, {"ends": source.ends}

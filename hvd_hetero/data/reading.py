@@ -37,16 +37,18 @@ class Place:
         self._until: int = state["until"]  # samples before this one are done,
         self._left = set(state["left"])  # but for these
 
-    def _is_done(self, number: int) -> bool:
-        return number < self._until and number not in self._left
+    def step(self) -> int | None:
+        """Pass over the next sample, and return its number; None if it is done."""
+        self.number += 1
+        number = self.number - 1
+        return None if number < self._until and number not in self._left else number
 
     def numbers(self, count: int) -> list[int]:
         """Pass over so many samples that are not done, and return their numbers."""
         found: list[int] = []
         while len(found) < count:
-            if not self._is_done(self.number):
-                found.append(self.number)
-            self.number += 1
+            if (number := self.step()) is not None:
+                found.append(number)
         return found
 
     def forget(self, first: int) -> None:
@@ -90,10 +92,8 @@ class Reader(Place):
                     )
             elif isinstance(item, Mark):
                 self.marks.append((self.number, item.state))
-            else:
-                if not self._is_done(self.number):
-                    found.append((self.number, item))
-                self.number += 1
+            elif (number := self.step()) is not None:
+                found.append((number, item))
         return found
 
 

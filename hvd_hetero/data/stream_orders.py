@@ -58,20 +58,15 @@ class _FrontToEnd(SampleOrder):
 class SharedStream(_FrontToEnd):
     """``read(epoch)`` gives the samples of an epoch, the same on every rank; ``read(epoch, state)`` goes on at a mark.
 
-    A round needs ``least`` of them, and ``readers`` processes read: with several, the order differs.
-    ``size``: how many an epoch has, if that is known; ``seeds``: a checksum of what else their order depends on.
+    A round needs ``least`` of them. ``size``: how many an epoch has, if that is known; ``depends_on``: a checksum of
+    what their order depends on, such as the number of processes that read.
     """
 
     kind = "whole"
 
-    def __init__(
-        self, read: Source, least: int = 1, readers: int = 0, *, size: int | None = None, seeds: int = 0
-    ) -> None:
+    def __init__(self, read: Source, least: int = 1, *, size: int | None = None, depends_on: int = 0) -> None:
         self.size = size
-        self._read = read
-        self._least = least
-        self._readers = readers
-        self._seeds = seeds
+        self._read, self._least, self._depends_on = read, least, depends_on
         self.start(0)
 
     def start(self, epoch: int, place: Mapping[str, Any] | None = None) -> None:
@@ -105,8 +100,8 @@ class SharedStream(_FrontToEnd):
         # In the fingerprint, whether another round follows: a rank whose stream ends alone is found out in its last
         # round, before the others wait for it.
         follow = min(self._await(self._least), self._least)
-        here = np.array([self.epoch, self._taken, follow, self._readers], dtype="<i8")
-        return self._cut(plan, rank, [sample for _, sample in part], zlib.crc32(here.tobytes()) ^ self._seeds)
+        here = np.array([self.epoch, self._taken, follow], dtype="<i8")
+        return self._cut(plan, rank, [sample for _, sample in part], zlib.crc32(here.tobytes()) ^ self._depends_on)
 
     def finish(self, done: Sequence[float], ended: Sequence[float] = ()) -> None:
         """Put back what the round left undone, before new samples are read."""

@@ -100,7 +100,7 @@ class _Stream:
             size = None
             with suppress(TypeError):  # it has no length, or, as a chain of streams, one that fails
                 size = len(self._dataset)
-            return SharedStream(self._whole, least, self._workers, size=size)
+            return SharedStream(self._whole, least, size=size, depends_on=self._workers)
         if rounds_per_epoch is not None or self._shards == 0:
             return StreamParts(
                 lambda epoch, part, of, state: self._whole(epoch, state), wire.size, wire.rank, wire.size, gather,

@@ -11,7 +11,7 @@ from hvd_hetero.rounds import RoundPlan
 
 
 def shared(length: int, least: int = 1, readers: int = 0) -> SharedStream:
-    return SharedStream(lambda epoch: range(1000 * epoch, 1000 * epoch + length), least, readers)
+    return SharedStream(lambda epoch: range(1000 * epoch, 1000 * epoch + length), least, depends_on=readers)
 
 
 @pytest.mark.parametrize(
