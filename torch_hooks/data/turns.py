@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
 from typing import Any
@@ -49,7 +49,7 @@ def shards_of(dataset: Any) -> int:
 
 
 class Turns(IterableDataset[Any]):
-    """Turns of the lanes of a state: their samples, and the lane, or both as bytes from a worker."""
+    """Turns of the lanes of a state: the lane, and its samples with a mark at the end; as bytes from a worker."""
 
     def __init__(self, dataset: IterableDataset[Any], epoch: int, state: State) -> None:
         self.dataset = dataset
@@ -58,77 +58,60 @@ class Turns(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         worker, states = get_worker_info(), self._state["lanes"]
         first, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
-        self._copies = worker is None
-        lanes = {i: _Lane(self._opened, states[i]) for i in range(first, len(states), step)}
+        lanes = {i: self._lane(states[i], copies=worker is None) for i in range(first, len(states), step)}
         if worker is not None and self._state["of"]:
             # Lanes are shared out here, and a shard is not to be shared out again by those who would look.
             torch_worker._worker_info = None
+
+        def turn(i: int) -> Iterator[Any]:
+            for each in lanes.get(i, ()):
+                yield each
+                if isinstance(each, Mark):
+                    return
+            lanes.pop(i, None)
+
         begin = self._state["next"]
-        while any(lane.shards for lane in lanes.values()):
+        while lanes:
             for i in range(first, first + step * -(-len(states) // step), step):
-                lane = lanes.get(i) if i >= begin else None
-                turn = iter(()) if lane is None else lane.turn()
-                if worker is None:
-                    yield i, turn, lane
-                else:  # as bytes: tensors from another process would each hold a file open until they are used
-                    yield pickle.dumps((i, [*turn], lane and lane.state_dict()), pickle.HIGHEST_PROTOCOL)
+                samples = turn(i) if i >= begin else iter(())
+                # As bytes: tensors from another process would each hold a file open until they are used.
+                yield (i, samples) if worker is None else pickle.dumps((i, [*samples]), pickle.HIGHEST_PROTOCOL)
             begin = 0
 
-    def _opened(self, shard: int) -> Any:
+    def _lane(self, state: State, *, copies: bool) -> Iterator[Any]:
+        """Yield the samples of a lane, and after each turn, and at its end, a mark: its state."""
+        taken = 0
+        while state["shards"]:
+            shard, *others = state["shards"]
+            dataset = self._opened(shard, copies=copies)
+            if "state" in state:
+                dataset.load_state_dict(state["state"])
+            samples, kept = iter(dataset), has_state(dataset)
+            passed = sum(1 for _ in islice(samples, state["pass_over"]))
+            if passed < state["pass_over"]:
+                raise ValueError(
+                    f"the state is of a stream with at least {state['pass_over']} samples in shard {shard}, this one "
+                    f"has {passed}; resume with the same data"
+                )
+            for number, sample in enumerate(samples, passed + 1):
+                yield sample
+                taken += 1
+                if taken % _TURN_SAMPLES == 0:
+                    place = {"pass_over": 0, "state": dataset.state_dict()} if kept else {"pass_over": number}
+                    yield Mark({"shards": [shard, *others], **place})
+            state = {"shards": others, "pass_over": 0}
+        yield Mark(state)
+
+    def _opened(self, shard: int, *, copies: bool) -> Any:
         dataset: Any = self.dataset
         if self._state["of"] > 1:
             dataset = dataset.shard(num_shards=self._state["of"], index=shard)
-        elif self._copies and has_state(dataset):
+        elif copies and has_state(dataset):
             # The user's own stays where it is: else its state would tell of samples that were only read ahead.
             dataset = _copy(dataset)
         if callable(set_epoch := getattr(dataset, "set_epoch", None)):
             set_epoch(self._epoch)
         return dataset
-
-
-class _Lane:
-    """Shards of a dataset, one after the other. A state without ``state`` is that of the front of its first shard."""
-
-    def __init__(self, opened: Callable[[int], Any], state: Mapping[str, Any]) -> None:
-        self.shards: list[int] = list(state["shards"])
-        self._opened = opened
-        self._state = dict(state)
-        self._dataset: Any = None
-        self._samples: Iterator[Any] | None = None
-
-    def turn(self) -> Iterator[Any]:
-        """Yield the samples of a turn."""
-        taken = 0
-        while self.shards and taken < _TURN_SAMPLES:
-            if self._samples is None:
-                self._samples = self._open()
-            for sample in islice(self._samples, _TURN_SAMPLES - taken):
-                taken += 1
-                self._state["pass_over"] += 1
-                yield sample
-            if taken < _TURN_SAMPLES:
-                del self.shards[0]
-                self._samples = None
-                self._state = {"pass_over": 0}
-        if self._samples is not None and has_state(self._dataset):
-            self._state = {"pass_over": 0, "state": self._dataset.state_dict()}
-
-    def state_dict(self) -> State:
-        """Return where this lane stands, as plain data."""
-        return self._state | {"shards": list(self.shards)}
-
-    def _open(self) -> Iterator[Any]:
-        self._dataset = self._opened(self.shards[0])
-        if "state" in self._state:
-            self._dataset.load_state_dict(self._state["state"])
-        samples: Iterator[Any] = iter(self._dataset)
-        passed = sum(1 for _ in islice(samples, self._state["pass_over"]))
-        if passed < self._state["pass_over"]:
-            raise ValueError(
-                f"the state is of a stream with at least {self._state['pass_over']} samples in shard {self.shards[0]}, "
-                f"this one has {passed}; resume with the same data"
-            )
-        return samples
 
 
 def read(dataset: IterableDataset[Any], epoch: int, state: State, options: Mapping[str, Any]) -> Iterator[Any]:
@@ -148,12 +131,13 @@ def read(dataset: IterableDataset[Any], epoch: int, state: State, options: Mappi
     turns, lanes = Turns(dataset, epoch, state), list(state["lanes"])
     options = {**options, "num_workers": min(workers, len(lanes))}
     for turn in DataLoader(turns, batch_size=None, **options) if workers else turns:
-        i, samples, lane = pickle.loads(turn) if workers else turn
-        if lane is None:
-            continue
-        yield from samples
-        lanes[i] = lane.state_dict() if isinstance(lane, _Lane) else lane
-        yield Mark({**state, "next": i + 1, "lanes": list(lanes)})
+        i, samples = pickle.loads(turn) if workers else turn
+        for each in samples:
+            if isinstance(each, Mark):
+                lanes[i] = each.state
+                yield Mark({**state, "next": i + 1, "lanes": list(lanes)})
+            else:
+                yield each
 
 
 def begin_of(dataset: Any) -> Any:
