@@ -183,7 +183,7 @@ class StreamParts(SampleOrder):
 
     def _is_open(self, rank: int) -> bool:
         key = self._part_of_rank[rank]
-        return key is not None and not self._places[key].ended
+        return key in self._places and not self._places[key].ended
 
     def _next_part(self, rank: int) -> Key | None:
         return next((key for key in self._queue if self.survives_resets or key.part == rank), None)
@@ -227,11 +227,9 @@ class StreamParts(SampleOrder):
                     raise ValueError(no_samples(f"rank {rank}", self.epoch))
                 self._queue.append(key._replace(number=key.number + 1))
         left = self._unfinished()
-        for key, place in list(self._places.items()):
+        self._places = {key: place for key, place in self._places.items() if key in left or not place.ended}
+        for key, place in self._places.items():
             place.forget(min(left.get(key, ()), default=place.number))
-            if place.ended and key not in left:
-                del self._places[key]
-                self._part_of_rank = [None if other == key else other for other in self._part_of_rank]
 
     def _read_ahead(self, samples: int, shares: Sequence[int]) -> None:
         """Read this rank's part until it has its share of some rounds, among the ranks that read."""
