@@ -42,7 +42,6 @@ from hvd_hetero.communication.wire import Signals
 from hvd_hetero.consistency import Agreement, require_finite
 from hvd_hetero.errors import HeteroError, RoundStateError
 from hvd_hetero.measurement.hindrances import HindranceMeter
-from hvd_hetero.measurement.memory_errors import DONE_IN_PARTS
 from hvd_hetero.measurement.readings import ResourceMeter
 from hvd_hetero.measurement.speed_meter import SpeedMeter
 from hvd_hetero.planner import Planner
@@ -134,7 +133,7 @@ class Balancer:
             self.policy.predictor(), clock, readings, self.planner.typical_size, hindrances,
             profile=self.policy.profile(), weighs_fixed_cost=self.planner.fixed_costs is not None,
         )  # fmt: skip
-        self._use_bound()
+        self.bound(self.planner.room.user_bounds)
         self.gradient = GradientWeight()
         self._state = _State.AGREED
         self._work = MicroBatch(self.plan(), 0)
@@ -149,13 +148,11 @@ class Balancer:
         """The policy of this training."""
         return self.planner.policy
 
-    def bound(self, bounds: Sequence[int]) -> None:
+    def bound(self, bounds: npt.ArrayLike) -> None:
         """Bound each rank's micro-batches, in samples; before the first round, with the same bounds on all ranks."""
-        self.planner.room.user_bounds = bounds_array(bounds, self.workers)
-        self._use_bound()
-
-    def _use_bound(self) -> None:
-        mine = int(self.planner.room.user_bounds[self.rank])
+        room = self.planner.room
+        room.user_bounds = room.held = bounds_array(bounds, self.workers)
+        mine = int(room.user_bounds[self.rank])
         self.meter.memory.user_bound = mine if mine < NO_BOUND else 0
 
     @property
@@ -284,13 +281,16 @@ class Balancer:
             raise HeteroError(
                 f"round {self.rounds}: rank {self.rank} has no memory for one sample; {self.agreement.remedies.memory}"
             )
-        each = self.meter.learner.work_of(self._work) / size or 1.0
+        work = self.meter.learner.work_of(self._work) or size
         if again:
             self._reset_round()
         else:
             self._state = _State.PAUSED  # also of the first: the round goes on
-        parts = max(int(self.meter.failed(math.ceil(size * each), memory_in_use=memory_in_use) / each), 1)
-        logger.warning(DONE_IN_PARTS, self.rounds, self.rank, size, parts, self.meter.limit)
+        parts = max(int(self.meter.failed(math.ceil(work), memory_in_use=memory_in_use) * size / work), 1)
+        logger.warning(
+            "round %d: rank %d ran out of memory with %d samples; they are done in parts of at most %d, and its "
+            "micro-batches hold at most %d from now on", self.rounds, self.rank, size, parts, self.meter.limit,
+        )  # fmt: skip
         return parts
 
     def out_of_memory_error(self, when: str) -> HeteroError:
@@ -484,7 +484,7 @@ class Balancer:
         require_version(state, "the balance", _STATE_VERSION)
         self.planner.require_fitting(state)
         # First, because it may refuse: then the plans are as they were. Another card has other memory.
-        other = {} if state["devices"] == self.planner.devices else {"memory": None}
+        other = {} if state["devices"] == self.planner.room.devices else {"memory": None}
         self.meter.load_state_dict({**state["pace"], **other})
         # Not in the state, since it must be the same on all ranks; the next table sets it.
         self.gradient.of_sample = 1.0

@@ -68,30 +68,31 @@ def bounds_array(said: Any, workers: int) -> IntArray:
 class Room:
     """What the micro-batches of a round may hold, and how many there are where all ranks do equally many.
 
-    ``user_bounds``: the user's bound of each rank.
+    ``user_bounds``: the user's bound of each rank. ``devices``: the ranks', by name. ``least``: micro-batches of each
+    rank, at least; 0: each does as many as it needs.
     """
 
-    def __init__(self, user_bounds: npt.ArrayLike = NO_BOUND, least: int = 0) -> None:
+    def __init__(self, user_bounds: npt.ArrayLike = NO_BOUND, devices: Sequence[str] = (), *, least: int = 0) -> None:
         self.user_bounds = np.atleast_1d(user_bounds)
-        self.learned: npt.ArrayLike = NO_BOUND
-        """What each rank is known to hold."""
+        self.devices = list(devices)
+        self.least = least
+        self.exactly = False
+        """True: no more than ``least``, whatever the samples need."""
+        self.held: IntArray = self.user_bounds
+        """The largest micro-batch of each rank by what users say, and by what is learned."""
         self._tried: npt.ArrayLike = 0
         self._grown: npt.ArrayLike = NO_BOUND
         """The largest micro-batch of each rank so far, and how far it may grow now."""
-        self.least = least
-        """Micro-batches of each rank, at least; 0: each does as many as it needs."""
-        self.exactly = False
-        """True: not more, whatever the samples need."""
 
     @property
     def most(self) -> float:
-        """The samples of the largest round."""
+        """The samples of the largest round that users allow."""
         return self.least * int(self.user_bounds.sum()) if self.exactly else math.inf
 
     @property
-    def known(self) -> float:
-        """The samples of the largest round by what is learned, where all ranks do equally many micro-batches."""
-        return self.least * int((0 * self.user_bounds + self.learned).sum()) if self.least else math.inf
+    def most_held(self) -> float:
+        """The samples of the largest round, where all ranks do equally many micro-batches."""
+        return self.least * int(self.held.sum()) if self.least else math.inf
 
     def learn(self, finished: FinishedRound) -> None:
         """Take up the ranks' bounds, and let micro-batches grow by a quarter at most, where memory is measured.
@@ -99,12 +100,16 @@ class Room:
         They do not grow before the line is known, as the optimizer has no state in the first round.
         """
         plan, table = finished.plan, finished.table
-        self.learned, peaks = bounds_array(table.column("limit"), plan.workers), table.column("memory_peak_mib")
+        self.hold(table.column("limit"))
+        peaks = table.column("memory_peak_mib")
         if np.count_nonzero(peaks):
-            sizes = -(-plan.shares // np.maximum(plan.batch_counts, 1))
-            tried = self._tried = np.maximum(self._tried, sizes)
+            tried = self._tried = np.maximum(self._tried, -(-plan.shares // np.maximum(plan.batch_counts, 1)))
             more = np.where(table.column("memory_slope_mib") > 0.0, np.maximum((GROWTH - 1.0) * tried, 1.0), 0.0)
             self._grown = np.where(peaks > 0.0, tried + more.astype(np.int64), NO_BOUND)
+
+    def hold(self, limits: npt.ArrayLike) -> None:
+        """Keep to these bounds (0: none), and to those of users."""
+        self.held = np.minimum(self.user_bounds, bounds_array(limits, len(self.user_bounds)))
 
     def bounded(
         self, plan: RoundPlan, fixed_samples: FloatArray | float = 0.0, multiple_of: int = 1, *, by_user: bool = False
@@ -115,23 +120,17 @@ class Room:
         than ``least`` only if the user's bounds need that, since the user's loop must be made for it. ``by_user``: keep
         to these alone.
         """
-        given = self.user_bounds
-        bounds, grown = (given, given) if by_user else (np.minimum(given, self.learned), self._grown)
-        tight = np.minimum(bounds, grown)
-        count: Any = np.maximum(plan.batch_counts, 1)
+        user = self.user_bounds
+        held, grown = (user, user) if by_user else (self.held, self._grown)
         if self.least:
-            count = self.least if self.exactly else max(self.least, -(-plan.total // int(given.sum())))
-        if (plan.shares <= count * tight).all():
+            count = self.least if self.exactly else max(self.least, -(-plan.total // int(user.sum())))
+            # Where not all can be kept, the user's are kept longest: beyond the others a batch may fit, or be parted.
+            for most in (np.minimum(held, grown), held, user):
+                plan = plan.capped(count * most, fixed_samples, multiple_of)
             return plan
-        if not self.least:
-            plan = plan.within(bounds)
-            # Cut into more micro-batches, a share would never show whether it fits in one.
-            plan = plan.capped(np.maximum(plan.batch_counts, 1) * grown, fixed_samples, multiple_of)
-            return plan.within(bounds)
-        # Where not all can be kept, the user's are kept longest: beyond the others a batch may fit, or be parted.
-        for most in (tight, bounds, given):
-            plan = plan.capped(count * most, fixed_samples, multiple_of)
-        return plan
+        plan = plan.within(held)
+        # Cut into more micro-batches, a share would never show whether it fits in one.
+        return plan.capped(np.maximum(plan.batch_counts, 1) * grown, fixed_samples, multiple_of).within(held)
 
     def lack(self, total: int) -> str:
         """Return what to say if a round holds more samples than ``least`` micro-batches do; else nothing."""

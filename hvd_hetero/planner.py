@@ -53,7 +53,7 @@ class Planner(Kept):
         if said is not None:
             said = bounds_of_ranks("max_micro_batch", said, workers, devices, logs=logs)
             policy.max_micro_batch = said  # type: ignore[attr-defined]
-        self.room = Room(bounds_array(said, workers))
+        self.room = Room(bounds_array(said, workers), devices)
         self.goodput: Goodput | None = None
         """The policy of the global batch, where that adapts; None: it stays."""
         self.rate_factor = 1.0
@@ -75,7 +75,7 @@ class Planner(Kept):
                 f"global_batch must be at least the number of ranks, so that each holds a sample: got {global_batch} "
                 f"for {workers} ranks; raise global_batch or launch fewer ranks"
             )
-        self.policy, self.devices = policy, list(devices)
+        self.policy = policy
         self.global_batch = int(global_batch)
         self.noise = GradientNoise()
         self.epoch_samples = math.inf
@@ -204,8 +204,8 @@ class Planner(Kept):
         plan = self.policy.next(self._plans[-1], believed)
         self.room.learn(finished)
         if self.goodput is not None:
-            plan = plan.within(self.room.learned)
-            self.goodput.fits = self.room.known
+            plan = plan.within(self.room.held)
+            self.goodput.fits = self.room.most_held
             plan = self.goodput.reconsider(self.policy, plan, believed.table, self.noise, self.typical_size)
         fixed_samples = finished.table.column("fixed_samples")
         plan = self.room.bounded(plan, fixed_samples, self.policy.multiple_of)
@@ -240,7 +240,7 @@ class Planner(Kept):
         super().load_state_dict({**state, "anticipation": None})
         if self.goodput is not None and state["goodput"] is not None:
             plan = self.policy.resized(plan, self.goodput.nearest(sum(state["plans"][-1]["samples"])))
-        self.room.learned = bounds_array(limits, self.workers)
+        self.room.hold(limits)
         plan = self.room.bounded(plan, multiple_of=self.policy.multiple_of)
         self._plans = deque([plan] * len(self._plans))
         self._rules = deque([CostRule(*state["rules"][-1])] * len(self._plans))
@@ -264,7 +264,7 @@ class Planner(Kept):
         return {
             **self._terms,
             "rounds": self.rounds,
-            "devices": self.devices,
+            "devices": self.room.devices,
             "plans": [
                 {"samples": p.samples, "micro_batches": p.micro_batches, "ends": p.ends, "local": p.local}
                 for p in self._plans
@@ -279,7 +279,7 @@ class Planner(Kept):
         self.require_fitting(state)
         self.policy.load_state_dict(state["kept"])
         super().load_state_dict(state)
-        if state["devices"] == self.devices:  # else shares begin as if nothing were known of these cards
+        if state["devices"] == self.room.devices:  # else shares begin as if nothing were known of these cards
             self._plans = deque(
                 RoundPlan(tuple(p["samples"]), tuple(p["micro_batches"]), p["ends"], p["local"]) for p in state["plans"]
             )

@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from hvd_hetero.balancer import Balancer
-from hvd_hetero.errors import HeteroError
 from hvd_hetero.measurement.memory_errors import is_out_of_memory
-from hvd_hetero.measurement.speed_meter import SpeedMeter
 from torch_hooks.beside.redone import PartDone
 from torch_hooks.gradients.gathered import Gathered
 
@@ -39,9 +37,8 @@ def _failures() -> int:
 class Shortage:
     """The micro-batches of one rank that did not fit in its memory."""
 
-    def __init__(self, balancer: Balancer, meter: SpeedMeter) -> None:
+    def __init__(self, balancer: Balancer) -> None:
         self._balancer = balancer
-        self._meter = meter
         self._parts = 0
         self._memory_in_use = False
         self.end_others: Callable[[str], object] = str
@@ -59,7 +56,7 @@ class Shortage:
     def begins(self, *, memory_in_use: bool) -> None:
         """Begin a micro-batch; ``memory_in_use``: right after one that did not fit."""
         self._micro_batches += 1
-        if self._micro_batches == 2 and not self.survives and self._meter.learner.profile is not None:
+        if self._micro_batches == 2 and not self.survives and self._balancer.meter.learner.profile is not None:
             policy = self._balancer.policy.name
             logger.warning("policy %r tries larger batches than you have tried, %s", policy, _HOW_TO_SURVIVE)
         self._memory_in_use = memory_in_use
@@ -78,7 +75,7 @@ class Shortage:
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            self._parts = self._undo(gathered, error, repeats=repeats())
+            self._parts = self._undo(gathered, error, repeats)
             # Frames of functions that have ended still hold activations.
             traceback.clear_frames(error.__traceback__)
 
@@ -101,25 +98,20 @@ class Shortage:
                 balancer.work.samples, _HOW_TO_SURVIVE,
             )  # fmt: skip
 
-    def _undo(self, gathered: Sequence[Gathered | ScaledRounds], error: Exception, *, repeats: bool) -> int:
+    def _undo(self, gathered: Sequence[Gathered | ScaledRounds], error: Exception, repeats: Callable[[], bool]) -> int:
         """Undo the current micro-batch, which has run out of memory; return how large its parts may be."""
-        balancer, work = self._balancer, self._balancer.work
+        balancer = self._balancer
         if len(gathered) > 1:
-            raise self._fatal("with several optimizers, whose batches are not done again") from error
-        if work.round < 0:
-            raise self._fatal("with a batch of your own, which only a BalancedLoader could cut") from error
-        if not repeats:
-            raise self._fatal(
-                "with layers that wait for other ranks (FSDP2, DeepSpeed, SyncBatchNorm), so it is not done again"
-            ) from error
-        if not (balancer.computing and gathered and gathered[0].undo()):
-            raise self._fatal(
-                "where gradients may have left for other ranks, in step() or after it, which is not done again"
-            ) from error
-        self._failures_seen = _failures()
-        return balancer.out_of_memory(memory_in_use=self._memory_in_use)
-
-    def _fatal(self, when: str) -> HeteroError:
-        error = self._balancer.out_of_memory_error(when)
-        self.end_others(str(error))
-        return error
+            when = "with several optimizers, whose batches are not done again"
+        elif balancer.work.round < 0:
+            when = "with a batch of your own, which only a BalancedLoader could cut"
+        elif not repeats():
+            when = "with layers that wait for other ranks (FSDP2, DeepSpeed, SyncBatchNorm), so it is not done again"
+        elif balancer.computing and gathered and gathered[0].undo():
+            self._failures_seen = _failures()
+            return balancer.out_of_memory(memory_in_use=self._memory_in_use)
+        else:
+            when = "where gradients may have left for other ranks, in step() or after it, which is not done again"
+        fatal = balancer.out_of_memory_error(when)
+        self.end_others(str(fatal))
+        raise fatal from error

@@ -95,7 +95,7 @@ class TorchSession(Session):
         self.wire = wire
         self.balancer.agreement.remedies = _REMEDIES
         self.evaluation = EvaluationSpeeds(self.balancer)
-        self.shortage = Shortage(self.balancer, self.meter)
+        self.shortage = Shortage(self.balancer)
         self.optimizer: RoundOptimizer | None = None
         self.beside: ScaledRounds | None = None
         """The rounds, if gradients are reduced by what the user has: no optimizer is ours."""

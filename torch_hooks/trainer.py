@@ -115,7 +115,7 @@ class Balanced:
                 )  # fmt: skip
             return most
         bounds = balancer.planner.room.user_bounds
-        balancer.bound(np.where(bounds < NO_BOUND, bounds, allowed).tolist())
+        balancer.bound(np.where(bounds < NO_BOUND, bounds, allowed))
         room = args.gradient_accumulation_steps * int(balancer.planner.room.user_bounds.sum())
         if room == balancer.planner.global_batch and balancer.workers > 1 and not balancer.rank:
             logger.warning(

@@ -12,7 +12,7 @@ no size exceed the largest so far by more than a quarter, so a line that bends u
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -30,21 +30,8 @@ _MICRO_BATCHES_PER_READING = 16  # of a known size: a reading takes a tenth of a
 _MIB = 2.0**20
 
 
-class MemoryGauge(Protocol):
-    """What tells of a device's memory, in bytes."""
-
-    def reset(self) -> None:
-        """Begin to note the peak."""
-
-    def peak(self) -> float:
-        """Return what this process has held at most since ``reset``."""
-
-    def available(self) -> float:
-        """Return what this process could hold at most, what it holds included."""
-
-
 class CudaGauge:
-    """PyTorch's allocator of this process's device, and what others leave of it. ``cuda`` is ``torch.cuda``."""
+    """The memory of this process's device, in bytes, by PyTorch's allocator; ``cuda`` is ``torch.cuda``."""
 
     def __init__(self, cuda: Any) -> None:
         self._cuda = cuda
@@ -70,7 +57,7 @@ class MemoryMeter(Kept):
     KEPT = (Figure("failed", whole=True), Figure("_by_line", whole=True))
 
     def __init__(self) -> None:
-        self.gauge: MemoryGauge | None = None
+        self.gauge: CudaGauge | None = None
         self.share = USABLE_SHARE
         self.user_bound = 0
         """0: the user has set none."""
@@ -126,13 +113,12 @@ class MemoryMeter(Kept):
 
     def fail(self, size: int) -> None:
         """Note that a micro-batch of this size did not fit."""
-        self.failed = max(1, min(int(size * USABLE_SHARE), size - 1, self.failed or size))
-        self._measures = 0
+        self.failed, self._measures = max(1, min(int(size * USABLE_SHARE), size - 1, self.failed or size)), 0
 
     def row(self) -> dict[str, float]:
         """Return the figures for the table."""
-        mib = {"memory_base_mib": self.base, "memory_slope_mib": self.slope, "memory_peak_mib": self.peak}
-        return {"limit": self.bound} | {name: of / _MIB for name, of in mib.items()}
+        line = {f"memory_{name}_mib": getattr(self, name) / _MIB for name in ("base", "slope", "peak")}
+        return {"limit": self.bound, **line}
 
     def _learn(self, available: float) -> None:
         largest = max(self._peaks)

@@ -1,15 +1,6 @@
-"""Exceptions that mean that memory is short, whatever framework raises them, and the messages about it.
-
-Their names and messages identify them.
-"""
+"""Exceptions that mean that memory is short, whatever framework raises them: their names and messages identify them."""
 
 from __future__ import annotations
-
-DONE_IN_PARTS = (
-    "round %d: rank %d ran out of memory with %d samples; they are done in parts of at most %d, and its micro-batches "
-    "hold at most %d from now on"
-)
-"""For the log: round, rank, samples, and both sizes."""
 
 # PyTorch raises its own class if its allocator fails, TensorFlow another. Libraries below them and PyTorch's allocator
 # for the host raise plain RuntimeErrors, or what TensorFlow makes of them, such as an InternalError.

@@ -249,7 +249,7 @@ def test_with_memory_to_spare_shares_grow_by_a_quarter_at_a_time_and_are_never_c
 
 def test_what_is_said_holds_where_memory_that_ended_leaves_too_little_room_for_a_round():
     room = Room(bounds_array([3, 3], 2), least=2)
-    room.learned = np.array([3, 2])
+    room.hold([3, 2])
     assert room.bounded(RoundPlan.of([7, 5])).samples == (6, 6)
     assert room.bounded(RoundPlan.of([6, 4])).samples == (6, 4)
 
@@ -258,8 +258,8 @@ def test_a_global_batch_that_adapts_grows_as_far_as_ranks_hold_it():
     planner = Planner(BSP(), 2, Goodput(start=16, least=16, most=64))
     planner.require_equal_counts(1, exactly=False)
     assert planner.goodput.chosen(16, (1e6, 1e6), lambda total: 1.0) == 32, "twice as many at most"
-    planner.room.learned = np.array([18, 13])
-    planner.goodput.fits = planner.room.known
+    planner.room.hold([18, 13])
+    planner.goodput.fits = planner.room.most_held
     assert 16 < planner.goodput.chosen(16, (1e6, 1e6), lambda total: 1.0) <= 31
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -36,84 +36,76 @@ class Redone:
     """
 
     def __init__(self) -> None:
+        self.possible = False
+        """True: the loop survives, and no layer waits for other ranks in it."""
+        self.copies = True
+        """Whether earlier gradients of the round are copied, so that a backward pass which adds to them can fail."""
         self.more_parts = False
         """Whether the batch is a part that others follow, which is not reduced."""
         self.sent: list[Any] = []
         """The models that have sent their buffers in this batch."""
-        self.copies = True
-        """Whether earlier gradients of the round are copied, so that a backward pass which adds to them can fail."""
-        self._adds = self._in_backward = False
-        self._reduces = False
-        """Whether the backward pass at hand is reduced."""
+        self._adds = self._in_backward = self._reduces = False
+        """Of the batch: whether it adds to gradients of the round, is in its backward pass, is reduced by that."""
         self._set_aside = False
         """Whether the gradients of the round are in `_kept`, and not in ``.grad``."""
-        self._parameters: dict[int, torch.Tensor] = {}
-        """What has a gradient of this round so far, by identity, as far as it is not reduced yet."""
-        self._kept: dict[int, torch.Tensor] = {}
-        self._known: list[weakref.ref[Any]] | None = None
+        self._parameters: set[torch.Tensor] = set()
+        """What has a gradient of this round so far, as far as it is not reduced yet."""
+        self._kept: dict[torch.Tensor, torch.Tensor] = {}
+        self._reducers: weakref.WeakSet[Any] | None = None
         """What reduces gradients in this process; None: the loop does not survive."""
-        self.possible = False
-        """True: the loop survives, and no layer waits for other ranks in it."""
-        self._passes: list[Callable[[], None]] = []
-        """What restores the passes that each of Horovod's optimizers has counted before this batch."""
-        self._deferred = ExitStack()
-
-    @property
-    def _wrappers(self) -> list[Any]:
-        return [each for known in self._known or () if (each := known()) is not None]
+        self._before = ExitStack()
+        """What puts the reducers back as they were before the loop's body."""
 
     def begin(self, *, first: bool, more_parts: bool) -> None:
         """Begin a batch. ``first``: of its round. ``more_parts``: others follow this part."""
-        self._deferred.close()
-        self.more_parts, self.sent, self._adds, self._in_backward = more_parts, [], not first, False
+        self._leave_body()
         if first:
             self.forget()
+        self.more_parts, self.sent, self._adds, self._in_backward = more_parts, [], not first, False
         if more_parts:
             self._put_aside()
 
     def forget(self) -> None:
         """Forget an unfinished round."""
-        self._deferred.close()
-        self._set_aside, self._parameters, self._kept = False, {}, {}
+        self._leave_body()
+        self._set_aside, self._parameters, self._kept = False, set(), {}
 
     def guard(self, *, last: bool) -> None:
         """Be able to undo the batch that has begun. ``last``: of its round, whose backward pass reduces."""
-        if self._known is None:
-            self._known, mine = [weakref.ref(each) for each in _reducers()], weakref.ref(self)
-            self.possible = not _waits_in_layers(self._wrappers)
-            for each in self._wrappers:
+        if self._reducers is None:
+            self._reducers, mine = weakref.WeakSet(_reducers()), weakref.ref(self)
+            self.possible = not _waits_in_layers(self._reducers)
+            for each in self._reducers:
                 if isinstance(each, torch.nn.parallel.DistributedDataParallel):
                     each.module.register_forward_pre_hook(Hook(partial(_note_sent, mine, weakref.ref(each))))
-        if not self.more_parts:
-            self._passes = [_as_now(each) for each in self._wrappers if hasattr(each, "_allreduce_delay")]
-        # Not as the part begins: `no_sync` of the loop's, or a Trainer's, may only be around this.
-        for each in self._wrappers if self.more_parts else ():
-            if isinstance(each, torch.nn.parallel.DistributedDataParallel):
-                # DDP counts no passes: a flag, which this sets, says whether one reduces.
-                self._deferred.enter_context(each.no_sync())
-            else:
+        # Not as the batch is drawn: `no_sync` of the loop's, or a Trainer's, may only be around this.
+        for each in self._reducers:
+            if hasattr(each, "_allreduce_delay"):
                 # Horovod's optimizer counts each parameter's passes until it reduces, and offers no call to leave one
-                # out. So one is added for this pass, and the count of before is restored as the next batch begins.
-                self._deferred.callback(_as_now(each))
-                each._allreduce_delay.update({p: delay + 1 for p, delay in each._allreduce_delay.items()})
+                # out. So one is added for this pass.
+                self._before.callback(_as_now(each))
+                each._allreduce_delay.update({p: k + self.more_parts for p, k in each._allreduce_delay.items()})
+            elif self.more_parts:
+                # DDP counts no passes: a flag, which this sets, says whether one reduces.
+                self._before.enter_context(each.no_sync())
         if not self._set_aside:  # a backward pass that reduces cannot be undone, and needs no copy
-            held = self._parameters if self.copies and not last else {}
-            self._kept = {key: p.grad.clone() for key, p in held.items() if p.grad is not None}
+            held = self._parameters if self.copies and not last else ()
+            self._kept = {p: p.grad.clone() for p in held if p.grad is not None}
 
     def scaled(self, loss: torch.Tensor, *, last: bool) -> None:
         """Note the loss of a batch in a loop that survives."""
-        if self._known is not None and (self.more_parts or not last):
-            self._parameters |= {id(p): p for p in leaves_of(loss)}
+        if self._reducers is not None and (self.more_parts or not last):
+            self._parameters.update(leaves_of(loss))
 
     def backward_begins(self, *, last: bool) -> None:
         """Give back what earlier parts have brought, as the reducer may take gradients from here on."""
         self._in_backward = True
-        if self._known is None or self.more_parts:
+        if self._reducers is None or self.more_parts:
             return
-        self._reduces = last or any(_reduces_now(each, self._parameters) for each in self._wrappers)
+        self._reduces = last or any(_reduces_now(each, self._parameters) for each in self._reducers)
         if self._set_aside:
-            for key, gradient in self._kept.items():
-                self._parameters[key].grad = gradient if self._reduces else gradient.clone()
+            for p, gradient in self._kept.items():
+                p.grad = gradient if self._reduces else gradient.clone()
             self._set_aside = False
             if self._reduces:
                 self._kept = {}
@@ -121,33 +113,37 @@ class Redone:
     def backward_ends(self) -> None:
         """End the loop's body, if its batch is a part that is not reduced."""
         if self.more_parts:
-            for key, p in self._parameters.items():
+            for p in self._parameters:
                 if (gradient := p.grad) is not None:
-                    self._kept[key] = self._kept[key] + gradient if key in self._kept else gradient
+                    self._kept[p] = self._kept[p] + gradient if p in self._kept else gradient
                     p.grad = None
             # In a callback of autograd: it comes out of the body's backward(), and `Shortage.survived` catches it.
             raise PartDone
 
     def undo(self) -> bool:
         """Undo the batch at hand; return False if that is impossible, since a collective may have begun."""
-        strange = len(_reducers()) > len(self._wrappers)  # wrapped since: it would reduce each part
+        strange = len(_reducers()) > len(self._reducers or ())  # wrapped since: it would reduce each part
         lost = self._reduces or (self._adds and not self.copies)
         if strange or (self._in_backward and lost and not self.more_parts):
             return False
         # Else ``guard``, or the beginning of the backward pass, has kept what earlier batches and parts brought.
         self._put_aside(keep=not self._in_backward)
-        for restore in self._passes if not self.more_parts else ():
-            restore()
+        self._before.close()
         for each in self.sent:
             each.require_forward_param_sync = False  # buffers travel once in a round
-        self._deferred.close()
         return True
+
+    def _leave_body(self) -> None:
+        """Put the reducers back behind a part, of which they shall know nothing; not behind a whole batch."""
+        if not self.more_parts:
+            self._before.pop_all()
+        self._before.close()
 
     def _put_aside(self, *, keep: bool = True) -> None:
         """Move the gradients of the round's earlier batches from ``.grad`` to ``_kept``; clear what a failure left."""
         if keep and not self._set_aside:
-            self._kept = {key: p.grad for key, p in self._parameters.items() if p.grad is not None}
-        for p in self._parameters.values():
+            self._kept = {p: p.grad for p in self._parameters if p.grad is not None}
+        for p in self._parameters:
             p.grad = None
         self._set_aside = True
 
@@ -181,15 +177,16 @@ def _alive(kind: type) -> list[Any]:
     return [each for each in gc.get_objects() if issubclass(type(each), kind)]
 
 
-def _reduced(by: Any) -> set[int]:
-    """Return the parameters whose gradients it reduces, by identity."""
-    given = by.parameters() if isinstance(by, torch.nn.Module) else (p for g in by.param_groups for p in g["params"])
-    return set(map(id, given))
+def _reduced(by: Any) -> set[torch.Tensor]:
+    """Return the parameters whose gradients it reduces."""
+    if isinstance(by, torch.nn.Module):
+        return set(by.parameters())
+    return {p for group in by.param_groups for p in group["params"]}
 
 
-def _waits_in_layers(reducers: list[Any]) -> bool:
+def _waits_in_layers(reducers: Iterable[Any]) -> bool:
     """Return whether any waits for other ranks in each pass: FSDP2, DeepSpeed's engine, or a SyncBatchNorm in it."""
-    norms = {id(e.weight) for e in _alive(torch.nn.Module) if "SyncBatchNorm" in [k.__name__ for k in type(e).__mro__]}
+    norms = {e.weight for e in _alive(torch.nn.Module) if "SyncBatchNorm" in [k.__name__ for k in type(e).__mro__]}
     return any(_waits(each) or norms & _reduced(each) for each in reducers)
 
 
@@ -197,8 +194,8 @@ def _waits(model: Any) -> bool:
     return hasattr(type(model), "unshard") or type(model).__name__ == "DeepSpeedEngine"
 
 
-def _reduces_now(each: Any, parameters: dict[int, torch.Tensor]) -> bool:
+def _reduces_now(each: Any, parameters: set[torch.Tensor]) -> bool:
     """Return whether it would reduce gradients of these parameters in the backward pass that begins."""
     if hasattr(each, "_allreduce_delay"):
-        return any(delay <= 1 and id(p) in parameters for p, delay in each._allreduce_delay.items())
-    return getattr(each, "require_backward_grad_sync", True) and bool(_reduced(each) & parameters.keys())
+        return any(delay <= 1 and p in parameters for p, delay in each._allreduce_delay.items())
+    return getattr(each, "require_backward_grad_sync", True) and bool(_reduced(each) & parameters)

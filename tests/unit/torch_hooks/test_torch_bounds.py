@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -11,6 +13,7 @@ from torch.utils.data import TensorDataset  # noqa: E402
 from hvd_hetero.errors import PlanMismatchError, RoundStateError  # noqa: E402
 from hvd_hetero.measurement.memory import CudaGauge  # noqa: E402
 from hvd_hetero.policies import BSP, LBBSP, StaticAllocation  # noqa: E402
+from hvd_hetero.session import balancer_of  # noqa: E402
 from hvd_hetero.testing import ThreadRankError, run_on_threads  # noqa: E402
 from torch_hooks import BalancedLoader, LoadBalance  # noqa: E402
 from torch_hooks.beside import redone  # noqa: E402
@@ -138,6 +141,8 @@ class Net(torch.nn.Module):
 
     def forward(self, x):
         fails = self.rank == 0 and len(x) > self.fits and self.balance is not None and self.balance.rounds >= self.at
+        if self.place == "second backward" and fails:
+            fails = balancer_of(self.balance).accumulating
         self.failed += fails
         if fails and (self.place == "forward" or (self.place == "early backward" and self.balance.round_complete)):
             raise torch.OutOfMemoryError("CUDA out of memory (a test)")
@@ -155,7 +160,9 @@ def loss_of(net, index, weigh):
     return (losses * counts).sum() / counts.sum()
 
 
-def surviving(rank, shares=(1, 1), net_options=None, weigh=False, clears="before", scaler=False, **options):
+def surviving(
+    rank, shares=(1, 1), net_options=None, weigh=False, clears="before", scaler=False, copies=True, **options
+):
     """A plain loop beside a reducer that reduces as the last backward pass of a round ends, as DDP's does."""
     balance = LoadBalance(StaticAllocation(list(shares)), global_batch=12)
     net = Net(rank, balance, **net_options or {})
@@ -176,6 +183,7 @@ def surviving(rank, shares=(1, 1), net_options=None, weigh=False, clears="before
 
     for _ in range(2):
         for (index,) in loader:
+            balance._session.beside.redone.copies = copies
             with balance.surviving_out_of_memory():
                 if clears != "after" and begins:
                     optimizer.zero_grad(set_to_none=clears == "before")
@@ -227,6 +235,8 @@ def one_process(rounds, weigh):
         {"micro_batches": 3, "net_options": {"fits": 1}, "shares": (2, 1)},
         {"micro_batches": 2, "net_options": {"fits": 2, "place": "early backward"}},
         {"micro_batches": 3, "net_options": {"fits": 1, "place": "early backward"}, "clears": "after", "weigh": True},
+        {"micro_batches": 3, "net_options": {"fits": 1}, "copies": False},
+        {"micro_batches": 2, "net_options": {"fits": 2, "place": "early backward"}, "copies": False},
     ],
     ids=str,
 )
@@ -245,12 +255,27 @@ def test_out_of_memory_beside_a_reducer_is_done_again_in_parts(options):
     assert max(len(part) for parts in list(rounds[0].values())[3:] for part in parts) <= max(fits, 1)
 
 
-def test_out_of_memory_where_gradients_may_have_left_ends_all_ranks_by_name():
+class DeepSpeedEngine(torch.nn.Module):
+    """Known by its name, as a package that may not be there."""
+
+
+@pytest.mark.parametrize(
+    ("options", "engine", "when"),
+    [
+        ({"net_options": {"place": "backward"}}, None, "where gradients may have left for other ranks"),
+        (
+            {"micro_batches": 3, "net_options": {"fits": 1, "place": "second backward"}, "copies": False}, None,
+            "where gradients may have left for other ranks",
+        ),
+        ({}, DeepSpeedEngine(), r"with layers that wait for other ranks \(FSDP2, DeepSpeed"),
+    ],
+)  # fmt: skip
+def test_out_of_memory_where_nothing_can_be_done_again_ends_all_ranks_by_name(options, engine, when, monkeypatch):
+    monkeypatch.setattr(redone, "_alive", lambda kind: [engine] if isinstance(engine, kind) else [])
     with pytest.raises(ThreadRankError) as caught:
-        run_on_threads(lambda rank: surviving(rank, net_options={"place": "backward"}), 2, 60.0)
-    message = str(caught.value)
-    assert "round 2: rank 0 ran out of memory where gradients may have left for other ranks" in message
-    assert "set max_micro_batch of the policy below 6" in message
+        run_on_threads(lambda rank: surviving(rank, **options), 2, 60.0)
+    assert re.search(f"round 2: rank 0 ran out of memory {when}", str(caught.value))
+    assert re.search(r"set max_micro_batch of the policy below \d", str(caught.value))
 
 
 def test_a_norm_of_all_ranks_among_what_is_reduced_waits_in_its_layers():
