@@ -18,13 +18,21 @@ def ranks(request, pool):
 
 
 @pytest.mark.parametrize("ranks", ["torch.distributed"], indirect=True, scope="module")
-@pytest.mark.parametrize("case", ["one", "views", "k = 2", "k = 2, views", "k = 2, twice"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        "one", "views", "in the loss", "in the loss, unused", "in the loss, k = 2", "k = 2", "k = 2, views",
+        "k = 2, twice",
+    ],
+)  # fmt: skip
 def test_a_batch_that_does_not_fit_is_done_again_in_parts_and_exact(ranks, case):
     require_exact(ranks, case)
 
 
 @pytest.mark.parametrize("ranks", ["torch"], indirect=True, scope="module")
-@pytest.mark.parametrize("case", ["one", "cleared to zeros", "k = 2", "k = 2, cleared before", "k = 2, twice"])
+@pytest.mark.parametrize(
+    "case", ["one", "cleared to zeros", "in the loss", "k = 2", "k = 2, cleared before", "k = 2, twice"]
+)
 def test_beside_horovods_optimizer_it_is_done_again_too(ranks, case):
     require_exact(ranks, case)
 

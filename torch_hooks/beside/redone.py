@@ -46,6 +46,11 @@ class Redone:
         """The models that have sent their buffers in this batch."""
         self._adds = self._in_backward = self._reduces = False
         """Of the batch: whether it adds to gradients of the round, is in its backward pass, is reduced by that."""
+        self._guarded = False
+        """Whether the batch's backward pass is still to begin, in a loop that survives."""
+        self._expecting: list[Any] = []
+        """The models of DDP's that are to expect gradients from then on."""
+        self._loss: torch.Tensor | None = None
         self._set_aside = False
         """Whether the gradients of the round are in `_kept`, and not in ``.grad``."""
         self._parameters: set[torch.Tensor] = set()
@@ -62,6 +67,7 @@ class Redone:
         if first:
             self.forget()
         self.more_parts, self.sent, self._adds, self._in_backward = more_parts, [], not first, False
+        self._guarded, self._expecting = False, []
         if more_parts:
             self._put_aside()
 
@@ -77,7 +83,10 @@ class Redone:
             self.possible = not _waits_in_layers(self._reducers)
             for each in self._reducers:
                 if isinstance(each, torch.nn.parallel.DistributedDataParallel):
-                    each.module.register_forward_pre_hook(Hook(partial(_note_sent, mine, weakref.ref(each))))
+                    model = weakref.ref(each)
+                    each.module.register_forward_pre_hook(Hook(partial(_forward_begins, mine, model)))
+                    each.register_forward_hook(Hook(partial(_forward_ends, mine, model)), always_call=True)
+        self._guarded = True
         # Not as the batch is drawn: `no_sync` of the loop's, or a Trainer's, may only be around this.
         for each in self._reducers:
             if hasattr(each, "_allreduce_delay"):
@@ -94,14 +103,19 @@ class Redone:
 
     def scaled(self, loss: torch.Tensor, *, last: bool) -> None:
         """Note the loss of a batch in a loop that survives."""
+        self._loss = loss if self._expecting else None
         if self._reducers is not None and (self.more_parts or not last):
             self._parameters.update(leaves_of(loss))
 
     def backward_begins(self, *, last: bool) -> None:
         """Give back what earlier parts have brought, as the reducer may take gradients from here on."""
-        self._in_backward = True
+        self._in_backward, self._guarded = True, False
         if self._reducers is None or self.more_parts:
             return
+        for each in self._expecting:
+            finds_unused = each.find_unused_parameters and not each.static_graph
+            each.reducer.prepare_for_backward([self._loss] if finds_unused else [])
+        self._loss = None
         self._reduces = last or any(_reduces_now(each, self._parameters) for each in self._reducers)
         if self._set_aside:
             for p, gradient in self._kept.items():
@@ -159,10 +173,23 @@ def _as_now(optimizer: Any) -> Callable[[], None]:
     return restore
 
 
-def _note_sent(redone: weakref.ref[Redone], model: weakref.ref[Any], *_: Any) -> None:
-    """Note that DDP has sent the buffers of its model, which it does before the forward pass of what it wraps."""
-    if (noting := redone()) is not None:
-        noting.sent.append(model())
+def _forward_begins(redone: weakref.ref[Redone], model: weakref.ref[Any], *_: Any) -> None:
+    """Note that DDP has sent the buffers of its model, which it does before the forward pass of what it wraps.
+
+    At the end of a forward pass DDP begins to expect gradients, and reduces those of the next backward pass, be it a
+    part's. What comes between, such as the loss, may still run out of memory. So it begins as the backward pass does.
+    """
+    if (noting := redone()) is not None and (each := model()) is not None:
+        noting.sent.append(each)
+        if noting._guarded and torch.is_grad_enabled() and each.require_backward_grad_sync:
+            each.require_backward_grad_sync = False
+            noting._expecting.append(each)
+
+
+def _forward_ends(redone: weakref.ref[Redone], model: weakref.ref[Any], *_: Any) -> None:
+    each: Any = model()
+    if (noting := redone()) is not None and each in noting._expecting:
+        each.require_backward_grad_sync = each.require_forward_param_sync = True
 
 
 def _reducers() -> list[Any]:

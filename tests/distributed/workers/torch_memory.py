@@ -62,7 +62,9 @@ class Net(torch.nn.Module):
             self.until_again -= 1
             fails = self.until_again == 0
             self.failed += fails
-        if fails and (self.place == "forward" or (self.place != "backward" and self.balance.round_complete)):
+        if self.place == "loss":  # after this pass
+            fails = False
+        elif fails and (self.place == "forward" or (self.place != "backward" and self.balance.round_complete)):
             raise torch.OutOfMemoryError("CUDA out of memory (a test)")
         self.seen += 1.0
         return self.last(Fails.apply(hidden, fails))
@@ -112,7 +114,10 @@ def train(
             begun.add(number)
             optimizer.zero_grad()
         with nullcontext() if how == "horovod" else balance.accumulate(model):
-            loss = balance.scale(loss_of(model, index))
+            loss = loss_of(model, index)
+            if place == "loss" and net.failed > failed:
+                raise torch.OutOfMemoryError("CUDA out of memory (a test)")
+            loss = balance.scale(loss)
             if net.failed == failed:
                 done.setdefault(number, []).extend(index.tolist())
             loss.backward()
@@ -151,6 +156,7 @@ def cases() -> dict[str, Callable[[], Any]]:
         return {
             "one": lambda: train("horovod"),
             "cleared to zeros": lambda: train("horovod", clears="to zeros"),
+            "in the loss": lambda: train("horovod", place="loss"),
             "k = 2": lambda: train("horovod", k=2, place="either"),
             "k = 2, cleared before": lambda: train("horovod", k=2, place="either", clears="before"),
             "k = 2, twice": lambda: train("horovod", k=2, place="again"),
@@ -158,6 +164,9 @@ def cases() -> dict[str, Callable[[], Any]]:
     return {
         "one": lambda: train("ddp"),
         "views": lambda: train("ddp", gradient_as_bucket_view=True),
+        "in the loss": lambda: train("ddp", place="loss"),
+        "in the loss, unused": lambda: train("ddp", place="loss", find_unused_parameters=True),
+        "in the loss, k = 2": lambda: train("ddp", k=2, place="loss"),
         "k = 2": lambda: train("ddp", k=2, place="either"),
         "k = 2, views": lambda: train("ddp", k=2, place="either", gradient_as_bucket_view=True),
         "k = 2, twice": lambda: train("ddp", k=2, place="again"),
