@@ -13,7 +13,8 @@ r, with ``β = r φ / (1 - φ)``, forecasts the M rounds after a change of size 
     L(φ) <- L(φ) + (τ + 1) log(1 + ν(φ)² / (τ v)),         v = σ² (1 + 1 / n) + σ_0²
 
 with n the rounds in ℓ, and σ_0 = 0.01 for what a line leaves out of a real step. L is twice the negative logarithm of a
-Student likelihood with τ degrees of freedom. While the size stays, all φ forecast alike. σ is 1.48 medians of what
+Student likelihood with τ degrees of freedom. One round that is out of line is no level: it may be a stumble, which the
+next plan answers by a change of size. While the size stays, all φ forecast alike. σ is 1.48 medians of what
 rounds differ from their level, found by steps of a tenth. Rank i's evidence is its own L_i and that of the others,
 which counts for C at most. A priori all φ of the grid are equally likely, and β comes from the mean of φ. So a split
 that is made before much is known does not count on the time to follow it.
@@ -108,7 +109,7 @@ class FixedCosts(Kept):
         """Learn from a round of the ranks ``at``: the size of their micro-batches, and log t, which ``level`` is.
 
         While a rank's size stays, `_level` and `_noise` follow its log t. A new size begins a comparison of the φ, each
-        from the level before. Then, or if a time is no noise, the level begins anew with this round.
+        from the level before. The level begins anew with this round then, and with the next one if a time is no noise.
         """
         known, resized = self._rounds[at] > 0.0, size != self._size[at]
         if np.count_nonzero(begins := known & resized & ~self._comparing[at]):
@@ -118,11 +119,14 @@ class FixedCosts(Kept):
 
         missed = np.abs(level - self._level[at])
         deviation = self._noise[at] * np.sqrt(1.0 + 1.0 / np.clip(self._rounds[at], 1.0, _ROUNDS_COMPARED))
-        anew = ~known | resized | (missed > np.maximum(_CHANGE_DEVIATIONS * deviation, _CHANGE_OF_TIME))
+        strange = known & ~resized & (missed > np.maximum(_CHANGE_DEVIATIONS * deviation, _CHANGE_OF_TIME))
+        anew = ~known | resized | strange
         step = np.where(anew, 1.0, np.where(missed > NORMAL_MEDIAN * deviation, SCATTER_STEP, 1.0 / SCATTER_STEP))
         self._noise[at] = np.maximum(self._noise[at] * step, SCATTER_FLOOR)
-        rounds = self._rounds[at] = np.where(anew, 1.0, self._rounds[at] + 1.0)
-        self._level[at] += (level - self._level[at]) / np.minimum(rounds, _ROUNDS_COMPARED)
+        # 0 after a strange one. Counted as 1, a stumble was the level before: a rank whose share it moved learned φ =
+        # 0.15 instead of 0.8, equal ranks went to 126 : 2, and no change of size came to correct it.
+        rounds = self._rounds[at] = np.where(strange, 0.0, np.where(anew, 1.0, self._rounds[at] + 1.0))
+        self._level[at] += (level - self._level[at]) / np.clip(rounds, 1.0, _ROUNDS_COMPARED)
         self._size[at] = size
         self._comparing[at] &= rounds < _ROUNDS_COMPARED
 

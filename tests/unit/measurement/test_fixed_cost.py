@@ -82,6 +82,13 @@ def test_a_jump_of_speed_in_the_round_in_which_the_size_changes_teaches_nothing(
     assert fed(sizes, 20.0, 0.01, slower=slower).samples.tolist() == [0.0, 0.0]
 
 
+def test_a_stumble_in_the_round_before_the_size_changes_teaches_nothing():
+    """It was the level before: a share that fell to 4 samples in a quarter of the time seemed to cost only samples."""
+    sizes = np.array([(64, 64)] * 10 + [(124, 4)] * 10)
+    slower = np.where(np.arange(20)[:, None] == 9, [1.0, 3.4], 1.0)
+    assert fed(sizes, of_share(0.8), 0.02, slower=slower).samples == pytest.approx([of_share(0.8)] * 2, rel=0.4)
+
+
 @pytest.mark.parametrize("driver", ["cpu", "memory"])
 def test_rounds_with_other_drivers_are_no_evidence(driver):
     """A rank that foresees its pace by its CPU loses samples in the round in which it loses pace."""

@@ -128,9 +128,9 @@ def test_the_command_asks_a_recorded_run_for_a_predictor_that_reads_drivers(tmp_
     none = {"cpu": [None] * 3, "memory": [None] * 3}
     path.write_text("\n".join([head, *(json.dumps(json.loads(line) | none) for line in rounds)]) + "\n")
     blind = told()
-    assert seeing["lb-bsp narx"] != pytest.approx(blind["lb-bsp narx"], rel=5e-3)
+    assert seeing["lb-bsp narx"] != pytest.approx(blind["lb-bsp narx"], rel=5e-2)
     # Without drivers more rounds teach the fixed cost.
-    assert seeing["lb-bsp memoryless"] == pytest.approx(blind["lb-bsp memoryless"], rel=3e-3)
+    assert seeing["lb-bsp memoryless"] == pytest.approx(blind["lb-bsp memoryless"], rel=1e-2)
 
 
 @pytest.mark.parametrize("name", ["cpu", "memory"])
