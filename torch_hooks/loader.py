@@ -174,13 +174,16 @@ class BalancedLoader:
         self.stop_at = stop_at
         self.dataset = dataset
         """The dataset, as given."""
-        self._largest = max_micro_batch_cost
+        self._largest, ahead = max_micro_batch_cost, None
         if cost_of is not None:
             size = None if self._streams else len(dataset)  # type: ignore[arg-type]  # maps have a length
             order.costs = SampleCosts.of(
                 cost_of, session.policy, session.balancer.meter.learner.enable_costs(), size, max_micro_batch_cost,
                 shared=stream != "shard", devices=session.devices, logs=session.balancer.rank == 0,
             )  # fmt: skip
+            if callable(cost_of) and isinstance(order, SharedPermutation):
+                slots = 2 * num_workers * (prefetch_factor or 2)
+                ahead, dataset = CostsAhead(session, order, most, slots), SeededSamples(dataset, cost_of, seed)
         elif max_micro_batch_cost is not None:
             raise ValueError(NO_COSTS)
         balancer = session.balancer
@@ -191,10 +194,6 @@ class BalancedLoader:
         self._compares = check_data and not self._streams
         self._rounds_per_epoch = rounds_per_epoch
         self._weigh = Weights(weight_of)
-        ahead = None
-        if callable(cost_of) and isinstance(order, SharedPermutation):
-            slots = 2 * num_workers * (prefetch_factor or 2)
-            ahead, dataset = CostsAhead(session, order, most, slots), SeededSamples(dataset, cost_of, seed)
         self._micro_batches = MicroBatches(
             session,
             self._cutter,
