@@ -58,7 +58,25 @@ def order_of(
                 f"rounds_per_epoch is for stream='shard', got {rounds_per_epoch!r} with stream='whole': leave it out, "
                 "the stream's end is the epoch's"
             )
-        return _Stream(dataset, options).order(wire, gather, least, rounds_per_epoch, whole=stream == "whole")
+        source = _Source(dataset, options)
+        if stream == "whole":
+            size = None
+            with suppress(TypeError):  # it has no length, or, as a chain of streams, one that fails
+                size = len(dataset)  # type: ignore[arg-type]
+            return SharedStream(source.whole, least, size=size, depends_on=source.workers)
+        if rounds_per_epoch is not None or source.shards == 0:
+            return StreamParts(
+                lambda epoch, part, of, state: source.whole(epoch, state), wire.size, wire.rank, wire.size, gather,
+                own=True, rounds=rounds_per_epoch,
+            )  # fmt: skip
+        if getattr(dataset, "_distributed", None) is not None:
+            raise ValueError(
+                "stream='shard' hands out the shards of a dataset that is the same on every rank, and this one was "
+                "split by split_dataset_by_node; leave that out, or give rounds_per_epoch"
+            )
+        # Several parts for each rank, so that one that is ahead finds another; a shard for each process if that goes.
+        parts = max(min(source.shards, 4 * wire.size), source.shards // max(1, source.workers))
+        return StreamParts(source.part, parts, wire.rank, wire.size, gather)
     if not (isinstance(dataset, Sized) and hasattr(dataset, "__getitem__")):
         raise ValueError(
             f"dataset must have __len__ and __getitem__, so that its samples can be shared out, or be an "
@@ -75,52 +93,25 @@ def order_of(
     return SharedPermutation(len(dataset), shuffle=shuffle, seed=seed, draw=draw)
 
 
-class _Stream:
+class _Source:
     """An iterable dataset, whole or in parts, which a DataLoader with these options reads."""
 
-    def __init__(self, dataset: IterableDataset[Any], options: Mapping[str, Any]) -> None:
+    def __init__(self, dataset: Any, options: Mapping[str, Any]) -> None:
         # A process that went on with the next epoch would have a copy of the dataset, which set_epoch() does not reach.
         self._options = {name: value for name, value in options.items() if name != "persistent_workers"}
         DataLoader(dataset, batch_size=None, **self._options)  # which refuses what is wrong
-        self._dataset: Any = dataset
-        self._workers, self._shards = options["num_workers"], shards_of(dataset)
+        self._dataset = dataset
+        self.workers, self.shards = options["num_workers"], shards_of(dataset)
         self._resumed: State = {}
 
-    def order(
-        self,
-        wire: TorchWire,
-        gather: Callable[[Any], Sequence[Any]],
-        least: int,
-        rounds_per_epoch: int | None,
-        *,
-        whole: bool,
-    ) -> SampleOrder:
-        """Return the order that takes samples from it."""
-        if whole:
-            size = None
-            with suppress(TypeError):  # it has no length, or, as a chain of streams, one that fails
-                size = len(self._dataset)
-            return SharedStream(self._whole, least, size=size, depends_on=self._workers)
-        if rounds_per_epoch is not None or self._shards == 0:
-            return StreamParts(
-                lambda epoch, part, of, state: self._whole(epoch, state), wire.size, wire.rank, wire.size, gather,
-                own=True, rounds=rounds_per_epoch,
-            )  # fmt: skip
-        if getattr(self._dataset, "_distributed", None) is not None:
-            raise ValueError(
-                "stream='shard' hands out the shards of a dataset that is the same on every rank, and this one was "
-                "split by split_dataset_by_node; leave that out, or give rounds_per_epoch"
-            )
-        # Several parts for each rank, so that one that is ahead finds another; a shard for each process if that goes.
-        parts = max(min(self._shards, 4 * wire.size), self._shards // max(1, self._workers))
-        return StreamParts(self._part, parts, wire.rank, wire.size, gather)
+    def whole(self, epoch: int, state: State | None = None) -> Iterator[Any]:
+        """Return the samples of an epoch, from a state on."""
+        return self._samples(epoch, state or lanes_of(self._dataset, self.workers))
 
-    def _whole(self, epoch: int, state: State | None = None) -> Iterator[Any]:
-        return self._samples(epoch, state or lanes_of(self._dataset, self._workers))
-
-    def _part(self, epoch: int, part: int, of: int, state: State | None) -> Iterator[Any]:
-        shards = range(part * self._shards // of, (part + 1) * self._shards // of)
-        return self._samples(epoch, state or front(self._shards, [[shard] for shard in shards]))
+    def part(self, epoch: int, part: int, of: int, state: State | None) -> Iterator[Any]:
+        """Return the samples of some shards, from a state on."""
+        shards = range(part * self.shards // of, (part + 1) * self.shards // of)
+        return self._samples(epoch, state or front(self.shards, [[shard] for shard in shards]))
 
     def _samples(self, epoch: int, state: State) -> Iterator[Any]:
         dataset = self._dataset
