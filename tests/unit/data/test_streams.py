@@ -39,6 +39,14 @@ def test_a_stream_that_became_shorter_is_told():
         shorter.holds(1)
 
 
+def test_a_state_is_small_however_many_samples_are_done_since_the_last_mark():
+    stream = shared(5_000)
+    for _ in range(400):
+        stream.take(RoundPlan.of([5, 5]), 0)
+        stream.finish([5, 5])
+    assert len(json.dumps(stream.state_dict())) < 200
+
+
 def test_the_next_epoch_reads_the_next_pass():
     stream = shared(4)
     stream.start(1)
