@@ -174,6 +174,11 @@ class Session:
         plan = self.balancer.plan()
         return plan.ends == "all" and not plan.local and self.mixing is None
 
+    @property
+    def averaging(self) -> str:
+        """What decides how ranks average, in words: the policy, or that each has a model of its own."""
+        return f"policy {self.policy.name!r}" if self.mixing is None else "sync='d-psgd' or 'matcha'"
+
     def trains_here(self) -> None:
         """Note that the calling thread trains: the watchdog looks at it if training stops."""
         if self._watchdog is not None:

@@ -207,8 +207,7 @@ def _check_options(
         raise TypeError(f"weight_of must be a function of a batch, got {weight_of!r}; write weight_of=lambda x, y: …")
     if weight_of is not None and not session.weighs:
         raise ValueError(
-            f"weight_of does not go with policy {session.policy.name!r} and this sync; leave it out, or use "
-            "policy='lb-bsp' and sync='allreduce'"
+            f"weight_of does not go with policy {session.policy.name!r}; leave it out, or use policy='lb-bsp'"
         )
 
 

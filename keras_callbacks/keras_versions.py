@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -139,6 +139,16 @@ def optimizer_variables(optimizer: Any) -> list[tf.Variable]:
     listed = tf_variables(variables() if callable(variables) else variables)
     names = set(names_of(listed))
     return listed + [v for v in _settings(optimizer) if v._unique_id not in names]  # tf_keras does not list them
+
+
+def state_like(optimizer: Any, trained: Sequence[Any], names: Collection[str]) -> list[tf.Variable]:
+    """Return the state that an optimizer keeps for each of these variables by itself, such as their momentum."""
+    # Every optimizer of Keras keeps it in lists, in the order of the variables.
+    variables = tf_variables(trained)
+    lists = [each for each in vars(optimizer).values() if isinstance(each, list)]
+    shapes = [tuple(v.shape) for v in variables]
+    aligned = [tf_variables(each) for each in lists if [tuple(getattr(v, "shape", ())) for v in each] == shapes]
+    return [v for each in aligned for v, of in zip(each, variables, strict=True) if of._unique_id in names]
 
 
 def averaged_variables(optimizer: Any) -> list[tf.Variable]:

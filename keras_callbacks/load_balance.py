@@ -123,13 +123,18 @@ class LoadBalance(LoadBalanceBase, tf.keras.callbacks.Callback):  # type: ignore
         balancer, calls = session.balancer, session.calls
         if not session.sums_gradients:
             raise ValueError(
-                f"policy {session.policy.name!r} with this sync does more than average gradients at the end of a "
-                "round, which only model.fit can do. Use fit, or another policy and sync='allreduce'"
+                f"{session.averaging} does more than average gradients at the end of a round, which only model.fit "
+                "can do. Use fit, or another policy and sync='allreduce'"
             )
         if not isinstance(data, BalancedDataset):
             raise ValueError(
                 f"data must come from resize_batches, whose batches follow the plan, got {type(data).__name__}; write "
                 "balance.batches(resize_batches((x, y), balance)), with map behind resize_batches at most"
+            )
+        if session.common_start.local_layers:
+            raise ValueError(
+                "local_layers are for model.fit: weighted_gradients averages all that it gets. Leave them out, and "
+                "update those layers by gradients of your own tape"
             )
         if data.queue.has_micro_batches:
             raise ValueError(

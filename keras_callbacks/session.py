@@ -52,7 +52,7 @@ class FitSession(Session):
     @property
     def weighs(self) -> bool:
         """True if each gradient of a round counts by its weight in the sum over all ranks, and by nothing else."""
-        return self.mixing is None and not (self.policy.shrinks_early_steps or self.policy.updates_locally)
+        return not (self.policy.shrinks_early_steps or self.policy.updates_locally)
 
     @property
     def gathers(self) -> bool:

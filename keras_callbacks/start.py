@@ -17,6 +17,7 @@ from keras_callbacks.keras_versions import (
     names_of,
     optimizer_variables,
     plain_variables,
+    state_like,
     tf_variables,
     weights_of,
 )
@@ -42,12 +43,12 @@ class CommonStart:
         """Give all ranks rank 0's weights and optimizer state, and return Keras's weights; a collective call."""
         own = names_of([v for layer in self.local_layers for v in weights_of(layer)])
         weights = [v for v in weights_of(model) if v._unique_id not in own]
-        # The state of a rank's own layers goes along with the rest: ranks agree on which of it there is.
-        state = optimizer_variables(optimizer)
+        its_own = names_of(state_like(optimizer, model.trainable_variables, own)) if own else []
+        state = [v for v in optimizer_variables(optimizer) if v._unique_id not in its_own]
         start_from_rank_0(weights, state, self._wire, self._prefix)
         broadcast_adapted_layers(model, self._wire, self._prefix, self.local_layers)
         self._given[id(model)] = model, optimizer
-        self._names.update(own, names_of(weights), names_of(state))
+        self._names.update(own, its_own, names_of(weights), names_of(state))
         plain = names_of(plain_variables(model))
         return [v for v in weights if v._unique_id not in plain]
 

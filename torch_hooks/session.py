@@ -124,11 +124,6 @@ class TorchSession(Session):
         return tuple(each.balancer for each in itertools.takewhile(lambda each: each is not self, loop))
 
     @property
-    def averaging(self) -> str:
-        """What decides how ranks average, in words: the policy, or that each has a model of its own."""
-        return f"policy {self.policy.name!r}" if self.mixing is None else "sync='d-psgd' or 'matcha'"
-
-    @property
     def at_work(self) -> bool:
         """Whether any optimizer of the loop has still to step for the batch at hand."""
         first = self if self._leader is None else self._leader()

@@ -31,6 +31,9 @@ REFUSED_SHARE = 0.005  # of the random cases with options that are refused toget
 
 OPTIONS: dict[str, list[Any]] = {
     "policy": ["bsp", "shifting", "static", "self-adaptive", "non-blocking"],
+    "sync": [None, "d-psgd"],
+    "local_layers": [False, True],
+    "loop": ["fit", "custom"],
     "max_micro_batch": [None, 2, "of each rank"],
     "global_batch": ["constant", "adapts"],
     "data": ["arrays", "stream", "shard"],
@@ -43,7 +46,7 @@ OPTIONS: dict[str, list[Any]] = {
     "outputs": [1, 2],
     "norm": [None, "batch", "sync"],
     "optimizer": ["sgd", "adamw", "two"],
-    "clips": [None, "global_clipnorm"],
+    "clips": [None, "global_clipnorm", "clipvalue"],
     "schedule": [False, True],
     "accumulates": [None, 2],
     "ema": [False, True],
@@ -54,6 +57,13 @@ OPTIONS: dict[str, list[Any]] = {
     "steps_per_execution": [1, 2],
     "jit_compile": [False, True],
 }
+
+
+# What a loop of one's own has not.
+OF_FIT: dict[str, list[Any]] = {
+    "loss": ["sum"], "weights": ["class"], "validation": ["cut by rank", "shared"], "fits": [2],
+    "steps_per_execution": [2], "jit_compile": [True], "optimizer": ["two"],
+}  # fmt: skip
 
 
 class Refusal(NamedTuple):
@@ -115,6 +125,25 @@ REFUSED = [
         )
         for loss in ("mean", "weighted")
     ),
+    Refusal({"sync": "d-psgd", "global_batch": "adapts"}, '`sync="d-psgd"`', "`Goodput(…)`", 'use `sync="allreduce"`'),
+    Refusal(
+        {"sync": "d-psgd", "local_layers": True}, "`local_layers`", '`sync="d-psgd"`', 'use `sync="allreduce"`', "sync",
+    ),
+    Refusal(
+        {"local_layers": True, "clips": "global_clipnorm"}, "`local_layers`", "`global_clipnorm`", "use `clipvalue`",
+    ),
+    Refusal(
+        {"local_layers": True, "scaler": True}, "`local_layers`", "`LossScaleOptimizer`", "train in `mixed_bfloat16`",
+    ),
+    *(
+        Refusal({"loop": "custom"} | options, this, "a custom loop", "use `fit`", word)
+        for options, this, word in (
+            ({"policy": "non-blocking"}, '`"non-blocking"`', "model.fit"),
+            ({"sync": "d-psgd"}, '`sync="d-psgd"`', "model.fit"),
+            ({"cost_of": "limited"}, "`max_micro_batch_cost`", "custom loop"),
+            ({"local_layers": True}, "`local_layers`", "model.fit"),
+        )
+    ),
     *(
         Refusal({name: value, "cost_of": costs}, this, "`cost_of`", remedy)
         for name, value, this, remedy in (
@@ -139,6 +168,9 @@ def without_meaning(case: dict[str, Any]) -> bool:
         (get("max_micro_batch") and get("policy") in ("self-adaptive", "non-blocking"))
         or (loss == "own" and (get("weight_of") is False or get("weights") or get("masks")))
         or (loss == "sum" and get("weight_of"))
+        or (get("local_layers") and (loss == "sum" or get("masks")))  # of which a rank has no mean of its own
+        or (get("loop") == "custom" and any(get(name) in values for name, values in OF_FIT.items()))
+        or (get("loop") == "custom" and get("weight_of") is False and (loss == "weighted" or get("masks")))
         or (get("weights") == "class" and get("outputs") == 2)
         # Two counts have no one weight.
         or (get("masks") == "apart" and (get("outputs") == 1 or get("weight_of") or get("weights") == "class"))
@@ -163,6 +195,8 @@ def judged(case: dict[str, Any], ranks: Pool) -> str:
 
 def is_exact(figure: str, case: dict[str, Any]) -> bool:
     """Return whether a figure is that of one process (``docs/keras.md``)."""
+    if case["sync"] or case["local_layers"]:
+        return False  # of several models
     plain = case["loss"] == "mean" and not case["masks"]
     if figure == "val_loss":  # Keras joins batches by their samples, and running statistics are each rank's own
         return plain and case["norm"] != "batch" and not case["weights"]

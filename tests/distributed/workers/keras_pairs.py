@@ -19,7 +19,8 @@ from keras_fits import Start, on_rank_0
 from hvd_hetero.policies import BSP, LBBSP, Goodput, NonBlocking, SelfAdaptive, StaticAllocation
 from hvd_hetero.rounds import RoundPlan
 from hvd_hetero.session import balancer_of
-from keras_callbacks import LoadBalance, resize_batches, validation_batches
+from hvd_hetero.topology.mixing import resolve_mixing
+from keras_callbacks import LoadBalance, resize_batches, validation_batches, weighted_gradients
 
 keras = tf.keras
 SAMPLES, BATCH, EPOCHS = 30, 8, 2
@@ -54,7 +55,8 @@ class Walking(Goodput):
 
     def reconsider(self, policy: Any, plan: RoundPlan, table: Any, noise: Any, typical_size: float) -> RoundPlan:
         self.asked += 1
-        return plan if self.asked % 3 else policy.resized(plan, {8: 12, 12: 6, 6: 8}[plan.total])
+        total = {8: 12, 12: 6, 6: 8}[plan.total]
+        return plan if self.asked % 3 or total > self.fits else policy.resized(plan, total)
 
 
 class Notes(keras.layers.Layer):
@@ -100,9 +102,8 @@ def network(case: dict[str, Any], note: Any) -> Any:
     kinds = keras.layers
     x = kinds.Input((4,))
     # A bias before a norm may have a gradient of rounding alone, which Adam would make as large as any.
-    hidden = kinds.Dense(4, use_bias=case["norm"] is None, kernel_regularizer=keras.regularizers.L2(1e-3))(
-        Notes(note)(x)
-    )
+    options = {"use_bias": case["norm"] is None, "kernel_regularizer": keras.regularizers.L2(1e-3)}
+    hidden = kinds.Dense(4, name="first", **options)(Notes(note)(x))
     if case["norm"] is not None:
         hidden = kinds.BatchNormalization(synchronized=case["norm"] == "sync")(hidden)
     hidden, heads = kinds.Activation("tanh")(hidden), {}
@@ -220,7 +221,13 @@ def train(case: dict[str, Any]) -> tuple[list[Seen], Any, dict[str, list[float]]
         run_eagerly=case["eager"], steps_per_execution=case["steps_per_execution"],
         jit_compile=True if case["jit_compile"] else "auto",
     )  # fmt: skip
-    balance = LoadBalance(policy_of(case), global_batch=Walking() if case["global_batch"] == "adapts" else BATCH)
+    balance = LoadBalance(
+        policy_of(case), global_batch=Walking() if case["global_batch"] == "adapts" else BATCH,
+        sync=case["sync"] or "allreduce", local_layers=[model.get_layer("first")] if case["local_layers"] else [],
+    )  # fmt: skip
+    if case["loop"] == "custom":
+        loop(case, model, balance, epochs)
+        return seen, model, {}
     options: dict[str, Any] = {"class_weight": CLASS_WEIGHTS} if case["weights"] == "class" else {}
     if case["validation"] == "shared":
         options |= {"validation_data": validation_batches(samples_of(case), balance, 2)}
@@ -236,6 +243,28 @@ def train(case: dict[str, Any]) -> tuple[list[Seen], Any, dict[str, list[float]]
         for name, values in history.items():
             told.setdefault(name, []).extend(values)
     return seen, model, told
+
+
+def loop(case: dict[str, Any], model: Any, balance: LoadBalance, epochs: list[int]) -> None:
+    """Train by a loop of one's own, as ``docs/keras.md`` has it."""
+    optimizer = model.optimizer
+    optimizer.build(model.trainable_variables)
+    balance.start(model, optimizer)
+    Start.weights = model.get_weights()
+    batches = resized_of(case, balance)
+
+    def step(x: tf.Tensor, y: Any, weights: Any = None) -> None:
+        with tf.GradientTape() as tape:
+            loss = optimizer.scale_loss(model.compute_loss(x, y, model(x, training=True), weights))
+        gradients = weighted_gradients(tape, loss, model.trainable_variables, balance)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+    if not case["eager"]:
+        step = tf.function(step, input_signature=batches.element_spec)
+    for epoch in range(EPOCHS):
+        epochs[0] = epoch
+        for batch in balance.batches(batches):
+            step(*batch)
 
 
 class Replay:
@@ -291,9 +320,58 @@ class Replay:
             means = [self.update(*each) for each in updates]
             losses["loss"].append(float(np.average(means, weights=sizes)))  # as Keras does
             losses["val_loss"].append(float(self.loss([list(range(SAMPLES))], 1, training=False)))
-            if (epoch + 1) % (EPOCHS // self.case["fits"]) == 0:
+            if self.case["loop"] == "fit" and (epoch + 1) % (EPOCHS // self.case["fits"]) == 0:
                 self.optimizer.finalize_variable_values(self.model.trainable_variables)
         return losses
+
+
+def replayed_apart(case: dict[str, Any], starts: list[Any], seen: list[list[Seen]]) -> list[list[np.ndarray]]:
+    """Train the model of each rank in one process; return their weights.
+
+    Of its samples' mean loss a rank has the gradient g_i, and w_i of what the round's mean is over. With ``d-psgd`` it
+    updates the average of its own and its neighbours' weights by n w_i / W g_i. Else local layers are updated by g_i,
+    and others by the sum of w_i / W g_i.
+    """
+    ranks = [Replay(case, start) for start in starts]
+    variables = [each.model.trainable_variables for each in ranks]
+    own = [id(v) for each in ranks for v in each.model.get_layer("first").trainable_variables]
+    mixing = resolve_mixing("d-psgd", len(ranks)) if case["sync"] else None
+    for epoch in range(EPOCHS):
+        rounds = sorted({(each.round, each.planned) for of_rank in seen for each in of_rank if each.epoch == epoch})
+        for number, planned in rounds:
+            given = [[each.samples for each in of_rank if each.round == number] for of_rank in seen]
+            counted = [
+                sum(len(part) if case["loss"] == "sum" else ranks[0].divided["a"][part].sum() for part in parts)
+                for parts in given
+            ]
+            shares, found = np.array(counted) / sum(counted), []
+            for replay, trained, parts in zip(ranks, variables, given, strict=True):
+                with tf.GradientTape() as tape:
+                    loss = replay.loss(parts, planned) if parts else None
+                of_rank = [tf.zeros_like(v) for v in trained] if loss is None else tape.gradient(loss, trained)
+                found.append([g.numpy() for g in of_rank])
+            summed = [np.tensordot(shares, np.stack(each), 1) for each in zip(*found, strict=True)]
+            before = [np.stack([v.numpy() for v in each]) for each in zip(*variables, strict=True)]
+            for i, (replay, trained) in enumerate(zip(ranks, variables, strict=True)):
+                gradients = [g if id(v) in own else s for v, g, s in zip(trained, found[i], summed, strict=True)]
+                if mixing is not None:
+                    gradients = [len(ranks) * shares[i] * g for g in found[i]]
+                    for variable, values in zip(trained, before, strict=True):
+                        variable.assign(np.tensordot(mixing.matrix(number)[i], values, 1))
+                replay.optimizer.apply_gradients(
+                    [(tf.convert_to_tensor(g), v) for g, v in zip(gradients, trained, strict=True)]
+                )
+        if case["loop"] == "fit" and (epoch + 1) % (EPOCHS // case["fits"]) == 0:
+            for replay, trained in zip(ranks, variables, strict=True):
+                replay.optimizer.finalize_variable_values(trained)
+            for of_ranks in zip(*variables, strict=True) if case["sync"] else ():
+                mean = np.mean([v.numpy() for v in of_ranks], axis=0)
+                for variable in of_ranks:
+                    variable.assign(mean)
+            for of_ranks in zip(*(each.optimizer.variables for each in ranks), strict=True) if case["sync"] else ():
+                for variable in of_ranks:  # the next fit begins with rank 0's
+                    variable.assign(of_ranks[0])
+    return [[v.numpy() for v in trained] for trained in variables]
 
 
 def judge(case: dict[str, Any]) -> dict[str, Any]:
@@ -304,25 +382,29 @@ def judge(case: dict[str, Any]) -> dict[str, Any]:
     except Exception as error:  # noqa: BLE001 - it is judged
         return {"refused": f"{type(error).__name__}: {error}"}
     weights = [variable.numpy() for variable in model.trainable_variables]
-    ranks = hvd.allgather_object((seen, weights), name="seen")
+    ranks = hvd.allgather_object((seen, weights, Start.weights), name="seen")
+    apart = bool(case["sync"] or case["local_layers"])
 
     def alone() -> Any:
-        every = [Seen(*each) for seen, _ in ranks for each in seen]
+        if apart:
+            of_ranks = [[Seen(*each) for each in seen] for seen, *_ in ranks]
+            return replayed_apart(case, [start for *_, start in ranks], of_ranks), {}
+        every = [Seen(*each) for seen, *_ in ranks for each in seen]
         one = Replay(case, Start.weights)
         losses = one.train(every)
-        return [variable.numpy() for variable in one.model.trainable_variables], losses
+        return [[variable.numpy() for variable in one.model.trainable_variables]] * len(ranks), losses
 
     expected, losses = on_rank_0(alone)
     visits = np.zeros((EPOCHS, SAMPLES), int)
-    for epoch, *_, numbers in (each for seen, _ in ranks for each in seen):
+    for epoch, *_, numbers in (each for seen, *_ in ranks for each in seen):
         np.add.at(visits[epoch], numbers, 1)
-    apart = {
+    differences = {
         f"{variable.path} of rank {rank}": float(np.abs(mine - theirs).max())
-        for rank, (_, found) in enumerate(ranks)
-        for variable, mine, theirs in zip(model.trainable_variables, found, expected, strict=True)
+        for rank, (_, found, _) in enumerate(ranks)
+        for variable, mine, theirs in zip(model.trainable_variables, found, expected[rank], strict=True)
     }
     figures = {name: float(np.abs(np.subtract(told[name], losses[name])).max()) for name in losses if name in told}
-    return {"apart": apart, "figures": figures, "once": bool((visits == 1).all())}
+    return {"apart": differences, "figures": figures, "once": bool((visits == 1).all())}
 
 
 class Cases(dict[str, Any]):
