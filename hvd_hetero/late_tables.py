@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from hvd_hetero.balancer import Balancer
 from hvd_hetero.consistency import require_finite
-from hvd_hetero.rounds import FinishedRound, MicroBatch, RoundReport, RoundTable, checksum
+from hvd_hetero.rounds import FinishedRound, MicroBatch, RoundPlan, RoundReport, RoundTable, checksum
 
 # c: as measured with Gloo on two busy cores, and not measured with Horovod.
 _SUM_CPU_S = 1.5e-3
@@ -46,7 +46,7 @@ class LateTables:
         self._rounds: list[MicroBatch] = []
         self._short = False
         self._began_at = balancer.meter.batch.clock()
-        self._under_way: tuple[int, MicroBatch, float, bool] | None = None
+        self._under_way: tuple[int, int, RoundPlan, float, bool] | None = None
 
     @property
     def due(self) -> bool:
@@ -74,6 +74,8 @@ class LateTables:
         # same line.
         balancer, meter = self._balancer, self._balancer.meter
         rounds, last = len(self._rounds), self._rounds[-1]
+        # The plan that others are shortened from, as at the end of an epoch.
+        plan = max((work.plan for work in reversed(self._rounds)), key=lambda plan: plan.total)
         meter.learn(short=self._short)
         prints = [work.plan.fingerprint(work.data) for work in self._rounds]
         report = RoundReport(
@@ -84,7 +86,7 @@ class LateTables:
             **meter.row(),
         )
         now = meter.batch.clock()
-        self._under_way = balancer.rounds - 1, last, (now - self._began_at) / rounds, self._short
+        self._under_way = balancer.rounds - 1, last.epoch, plan, (now - self._began_at) / rounds, self._short
         self._began_at = now
         self._rounds = []
         self.sent += 1
@@ -95,12 +97,12 @@ class LateTables:
     def receive_table(self, summed: npt.NDArray[Any]) -> None:
         """Take the table of the latest rows: raise on every rank if one disagrees, else decide the next plan."""
         assert self._under_way is not None, "a row has been sent"
-        (round, last, elapsed_s, short), self._under_way = self._under_way, None
+        (round, epoch, plan, elapsed_s, short), self._under_way = self._under_way, None
         balancer, table = self._balancer, RoundTable(summed, self._balancer.workers)
         balancer.agreement.require(round, table, self.sent - 1)
         if not balancer.agreement.allow_nan:
             require_finite(round, table.column("broken"))
-        finished = FinishedRound(round, last.epoch, last.plan, table, elapsed_s)
+        finished = FinishedRound(round, epoch, plan, table, elapsed_s)
         balancer.agree_late(finished, short=short)
         busiest_s = float(table.busy_s.max())
         # Of a step, 1 % is the budget of our own work. K = 64 is arbitrary.

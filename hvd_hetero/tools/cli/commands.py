@@ -33,7 +33,7 @@ _HELP: dict[ModuleType, str] = {
     check: "say whether this installation can train, and which command repairs what is wrong",
     profile: "time one training step over batch sizes: where this device saturates, what a sample costs, where memory "
     "ends",
-    replay: "train again in one process on the micro-batches that the ranks of a recorded run have done",
+    replay: "train again in one process on the micro-batches of a run that was recorded with Telemetry(ledger=True)",
     report: "say where the time of a recorded run went, which rank was slow, and why: in the terminal, and as an HTML "
     "page",
     simulate: "compute what each policy would gain, on a cluster described in a file or on the machines of a recorded "

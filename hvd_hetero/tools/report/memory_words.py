@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from hvd_hetero.policies.policy_names import policy_class
 from hvd_hetero.telemetry.changes import LISTED_RANKS
 from hvd_hetero.telemetry.run import Run
 from hvd_hetero.tools.report.words import listed
@@ -31,9 +32,9 @@ def decided_by_memory(run: Run) -> str:
     # The last tenth of the rounds, in which bounds are known (arbitrary).
     recent = slice(-max(len(run.round) // 10, 1), None)
     with np.errstate(invalid="ignore"):
-        samples, speeds = (np.median(of[recent], axis=0) for of in (run.samples, run.samples_per_s))
+        samples, speeds = (np.median(of[recent], axis=0) for of in (run.plan, run.samples_per_s))
     holds = run.limit[-1] * np.maximum(run.micro_batches[-1], 1)
-    if not np.isfinite(speeds).all() or not speeds.sum() > 0.0:
+    if not policy_class(run.policy).measures or not np.isfinite(speeds).all() or not speeds.sum() > 0.0:
         return ""
     could = samples.sum() * speeds / speeds.sum()
     # With less than 5 % more samples, memory decides nothing that matters (arbitrary).

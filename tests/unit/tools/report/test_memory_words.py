@@ -11,11 +11,11 @@ from hvd_hetero.tools.report.build import report_of
 ROUNDS = 20
 
 
-def bounded(samples=(40, 24), speeds=(100.0, 200.0), limit=(0, 24), **columns):
+def bounded(samples=(40, 24), speeds=(100.0, 200.0), limit=(0, 24), policy="lb-bsp", **columns):
     of = {name: np.tile(value, (ROUNDS, 1)) for name, value in columns.items()}
     seconds = np.tile(np.array(samples) / speeds, (ROUNDS, 1))
     return run_of(
-        samples=np.tile(samples, (ROUNDS, 1)), compute_s=seconds, elapsed_s=seconds.max(axis=1) + 0.01, policy="lb-bsp",
+        samples=np.tile(samples, (ROUNDS, 1)), compute_s=seconds, elapsed_s=seconds.max(axis=1) + 0.01, policy=policy,
         samples_per_s=np.tile(speeds, (ROUNDS, 1)), limit=np.tile(limit, (ROUNDS, 1)), **of,
     )  # fmt: skip
 
@@ -25,8 +25,16 @@ def test_the_verdict_says_where_memory_decides_the_split():
     assert "Memory, not speed, decides the split: rank 1 could take 43 samples by speed, and holds 24." in why
 
 
-@pytest.mark.parametrize("case", [{"speeds": (170.0, 100.0)}, {"limit": (0, 0)}, {"limit": (0, 60)}])
-def test_nothing_is_said_where_speed_decides_it(case):
+def test_rounds_that_a_line_of_several_mixes_with_short_ones_are_at_the_bound_too():
+    run = bounded()
+    mixed = run.replace(samples=run.samples - [8, 6])
+    assert "rank 1 could take 43 samples" in report_of(mixed, "made", replayed=False).verdict.why
+
+
+@pytest.mark.parametrize(
+    "case", [{"speeds": (170.0, 100.0)}, {"limit": (0, 0)}, {"limit": (0, 60)}, {"policy": "bsp"}, {"policy": "static"}]
+)
+def test_nothing_is_said_where_speed_or_the_policy_decides_it(case):
     assert "Memory" not in report_of(bounded(**case), "made", replayed=False).verdict.why
 
 
