@@ -500,6 +500,7 @@ class Balancer:
         known).
         """
         self._expect(_State.AGREED)
+        require_version(common, "the balance", _STATE_VERSION)
         self.gradient.of_sample = 1.0
         if same_ranks:
             try:

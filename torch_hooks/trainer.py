@@ -172,16 +172,16 @@ class Balanced:
         self._batches = chain([first], epoch_iterator)  # `first` may be a part of the first one
         return _InTurn(batches, self._batches), items
 
-    def training_step(self, model: Any, *args: Any, **options: Any) -> Any:
+    def training_step(self, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
         """Do a micro-batch, and return its loss; beside DDP again in parts, if it does not fit in memory."""
-        step, (inputs, *more) = super().training_step, args  # type: ignore[misc]
+        step = super().training_step  # type: ignore[misc]
         if self.balance is None or not isinstance(model, DistributedDataParallel):
-            return step(model, *args, **options)
+            return step(model, inputs, *args, **options)
         shortage, earlier = self.balance._session.shortage, 0.0
         self.balance._session.beside.redone.copies = False  # a set of gradients more may be what does not fit
         while True:
             with self.balance.surviving_out_of_memory():
-                return earlier + step(model, inputs, *more, **options)
+                return earlier + step(model, inputs, *args, **options)
             if not shortage.failed:
                 earlier = earlier + self._counted  # of a part whose gradient is not reduced
             inputs = next(self._batches)

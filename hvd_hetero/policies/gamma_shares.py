@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hvd_hetero.allocation.water_filling import minimax
+from hvd_hetero.bounds import bounds_array
 from hvd_hetero.rounds import RoundPlan, RoundTable
 
 # How far a rank's share moves from the equal one on the ladder (``policies.device_shares``), relative to it.
@@ -78,8 +79,7 @@ def shares_seconds(table: RoundTable, shares: Shares) -> npt.NDArray[np.float64]
 
 def _fits(table: RoundTable, total: int) -> Shares:
     """Return ℓ: the largest micro-batches."""
-    limit = table.column("limit").astype(np.int64)
-    return np.where(limit > 0, np.minimum(limit, total), total)
+    return np.minimum(bounds_array(table.column("limit"), table.workers), total)
 
 
 def _lower(saturation: Shares, total: int, minimum: int, step: int) -> Shares:

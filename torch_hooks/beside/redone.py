@@ -104,8 +104,12 @@ class Redone:
     def scaled(self, loss: torch.Tensor, *, last: bool) -> None:
         """Note the loss of a batch in a loop that survives."""
         self._loss = loss if self._expecting else None
-        if self._reducers is not None and (self.more_parts or not last):
+        if self._reducers is None or (last and not self.more_parts):
+            return
+        if self.copies or self.more_parts or not self._reducers:
             self._parameters.update(leaves_of(loss))
+        elif not self._parameters:  # of 32 layers this takes a tenth of a walk through the graph, and once a round
+            self._parameters = set().union(*map(_reduced, self._reducers))
 
     def backward_begins(self, *, last: bool) -> None:
         """Give back what earlier parts have brought, as the reducer may take gradients from here on."""

@@ -12,15 +12,13 @@ from hvd_hetero.tools.report.words import listed
 
 def memory_note(run: Run) -> str:
     """Return a sentence with each rank's memory line, peak and bound; "": none is known."""
-    base, slope, peak, limit = (
-        getattr(run, name)[-1] for name in ("memory_base_mib", "memory_slope_mib", "memory_peak_mib", "limit")
-    )
+    columns = run.memory_base_mib, run.memory_slope_mib, run.memory_peak_mib, run.limit
     ranks_by_words: dict[str, list[int]] = {}
-    for rank in range(run.workers):
-        line = f"{base[rank]:,.0f} + {slope[rank]:.3g} x MiB, {peak[rank]:,.0f} MiB at the peak" if slope[rank] else ""
-        most = f"at most {limit[rank]:,.0f} samples" if limit[rank] else ""
-        if words := ", ".join(filter(None, (line, most))):
-            ranks_by_words.setdefault(words, []).append(rank)
+    for rank, (base, slope, peak, limit) in enumerate(zip(*(column[-1] for column in columns), strict=True)):
+        words = [f"{base:,.0f} + {slope:.3g} x MiB, {peak:,.0f} MiB at the peak"] if slope else []
+        words += [f"at most {limit:,.0f} samples"] if limit else []
+        if words:
+            ranks_by_words.setdefault(", ".join(words), []).append(rank)
     each = "; ".join(
         f"rank {listed(ranks, LISTED_RANKS)}: {words}" for words, ranks in [*ranks_by_words.items()][:LISTED_RANKS]
     )
