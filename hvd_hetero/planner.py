@@ -202,6 +202,8 @@ class Planner(Kept):
         if self.fixed_costs is not None:
             self.fixed_costs.learn(finished.table, short=short)
         plan = self.policy.next(self._plans[-1], believed)
+        if plan is self._plans[-1] and self.policy.shares_alone and plan.batch_counts.max() > 1:
+            plan = RoundPlan.of(plan.samples)  # what memory has cut may fit again
         self.room.learn(finished)
         if self.goodput is not None:
             plan = plan.within(self.room.held)

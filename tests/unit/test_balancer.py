@@ -567,6 +567,9 @@ def test_the_state_of_another_version_or_lead_is_refused(change, named):
     balancer = Job(LBBSP(), [300.0, 100.0], 120).balancers[0]
     with pytest.raises(ValueError, match=named):
         balancer.load_state_dict(balancer.state_dict() | change)
+    if "version" in change:
+        with pytest.raises(ValueError, match=named):
+            balancer.resume(balancer.state_dict() | change, [(100.0, 0)] * 2, same_ranks=False)
 
 
 def test_a_state_whose_predictor_is_refused_leaves_the_plans_as_they_were():

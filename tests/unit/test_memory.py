@@ -271,9 +271,12 @@ def agreed(planner, limits):
     return planner.plan()
 
 
-def test_a_bound_that_falls_and_rises_again_cuts_rounds_that_end_early_only_meanwhile():
-    planner = Planner(NonBlocking(2), 2, 24)
-    assert [agreed(planner, limits).micro_batches for limits in ((0, 0), (0, 3), (0, 0))] == [(2, 2), (2, 4), (2, 2)]
+@pytest.mark.parametrize(
+    ("policy", "counts"), [(NonBlocking(2), [(2, 2), (2, 4), (2, 2)]), (LBBSP(), [(1, 1), (1, 4), (1, 1)])]
+)
+def test_a_bound_that_falls_and_rises_again_cuts_shares_only_meanwhile(policy, counts):
+    planner = Planner(policy, 2, 24)
+    assert [agreed(planner, limits).micro_batches for limits in ((0, 0), (0, 3), (0, 0))] == counts
 
 
 @pytest.mark.parametrize(("limits", "total"), [((18, 13), 24), ((40, 40), 48), ((9, 6), 16)])

@@ -27,7 +27,7 @@ from hvd_hetero.errors import HeteroError, RoundStateError  # noqa: E402
 from hvd_hetero.policies import BSP, LBBSP, ElasticBSP, LBNonBlocking, NonBlocking, SelfAdaptive, StaticAllocation  # noqa: E402
 from hvd_hetero.session import balancer_of  # noqa: E402
 from hvd_hetero.testing import run_on_threads  # noqa: E402
-from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance, SavedTraining  # noqa: E402
+from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance, SavedTraining, session  # noqa: E402
 
 SAMPLES, GLOBAL_BATCH = 41, 12
 X = torch.randn(SAMPLES, 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
@@ -273,7 +273,10 @@ def test_other_options_of_a_policy_are_those_of_the_new_job(tmp_path):
             assert name == "device" or plan.samples == first.samples, name  # there, speeds are known already
 
 
-def test_who_is_on_another_host_begins_to_measure_anew(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("module", "name", "here"), [(socket, "gethostname", "elsewhere"), (session, "_device_here", ("another card", 0.0))]
+)
+def test_who_is_on_another_host_or_card_begins_to_measure_anew(module, name, here, tmp_path, monkeypatch):
     path = tmp_path / "run"
     run_on_threads(lambda rank: Job(path, "lb-bsp").run(1, until=3), 2)
 
@@ -281,7 +284,7 @@ def test_who_is_on_another_host_begins_to_measure_anew(tmp_path, monkeypatch):
         return math.isfinite(balancer_of(Job(path, "lb-bsp").balance).meter.learner.expected())
 
     assert run_on_threads(known, 2) == [True, True]
-    monkeypatch.setattr(socket, "gethostname", lambda: "elsewhere")
+    monkeypatch.setattr(module, name, lambda: here)
     assert run_on_threads(known, 2) == [False, False]
 
 
