@@ -68,12 +68,13 @@ class MicroBatches:
         while not stops():
             session.balancer.expect_next()
             asked_at = time.perf_counter() - skipped_s
-            skipped_s = 0.0
+            skipped_s = self.gathered_s = 0.0
             try:
                 work, indices, batch = next(fetched)
             except StopIteration:
                 session.drain()
                 return True
+            asked_at += self.gathered_s  # no waiting for data
             if work.round < session.balancer.rounds:
                 # Fetched ahead for a round that has ended early.
                 continue
@@ -87,7 +88,7 @@ class MicroBatches:
             if self.before_round is not None and not session.balancer.in_round:
                 began_at = time.perf_counter()
                 self.before_round()
-                asked_at += time.perf_counter() - began_at  # no waiting for data
+                asked_at += time.perf_counter() - began_at
             session.closed = closed
             # Planned before the limit was known.
             most = session.meter.fitting_samples(work) if session.can_split_micro_batches else 0

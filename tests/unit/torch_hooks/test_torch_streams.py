@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import resource
+import time
 
 import pytest
 
@@ -15,6 +16,7 @@ from jobs_on_threads import Job, X, Y, told  # noqa: E402
 from torch.utils.data import Dataset, IterableDataset, get_worker_info  # noqa: E402
 
 from hvd_hetero.policies import BSP, ElasticBSP, NonBlocking, StaticAllocation  # noqa: E402
+from hvd_hetero.session import balancer_of  # noqa: E402
 from hvd_hetero.testing import run_on_threads  # noqa: E402
 
 SAMPLES, BATCH = 131, 24
@@ -132,6 +134,26 @@ def test_a_loop_that_is_left_and_another_loader_in_between_lose_and_repeat_nothi
         return [place["until"] - len(place["left"]) for *_, place in job.loader.state_dict()["order"]["parts"]]
 
     assert run_on_threads(case, 3) == [[12] * 3] * 3
+
+
+def test_waiting_for_what_others_read_is_no_waiting_for_data():
+    def slow(i):
+        time.sleep(0.02)
+        return sample(i)
+
+    def case(rank):
+        job = Job(data=Stream(range(40), slow if rank else sample), batch=8, stream="shard")
+        input_s = 0.0
+        for x, y, _ in job.loader:
+            job.optimizer.zero_grad()
+            job.loss(x, y).backward()
+            job.optimizer.step()
+            input_s += balancer_of(job.balance).finished.table.column("input_s")
+        return input_s
+
+    for fast, slow_s in run_on_threads(case, 2):
+        assert slow_s > 20 * 0.02
+        assert fast < slow_s / 3
 
 
 def whole(numbers, policy=BSP, **options):
