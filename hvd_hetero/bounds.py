@@ -84,10 +84,11 @@ class Room:
         self._grown: npt.ArrayLike = NO_BOUND
         """The largest micro-batch of each rank so far, and how far it may grow now."""
 
-    @property
-    def most(self) -> float:
-        """The samples of the largest round that users allow."""
-        return self.least * int(self.user_bounds.sum()) if self.exactly else math.inf
+    def most(self, total: int) -> float:
+        """Return the samples of the largest round in no more micro-batches on all ranks than ``total`` samples need."""
+        each = int(self.user_bounds.sum())
+        count = self.least if self.exactly else max(self.least, -(-total // each))
+        return count * each if self.least else math.inf
 
     @property
     def most_held(self) -> float:

@@ -171,7 +171,10 @@ class Planner(Kept):
     def plan(self, ahead: int = 0) -> RoundPlan:
         """Return the plan of the round ``ahead`` rounds after the present one (or the next, between rounds)."""
         if not 0 <= ahead <= self.rounds_ahead:
-            raise RoundStateError(f"plans are known up to {self.rounds_ahead} rounds ahead, asked for {ahead}")
+            raise RoundStateError(
+                f"plans are known up to {self.rounds_ahead} rounds ahead, asked for {ahead}; iterate over one loader of "
+                "a LoadBalance at a time, and give one that is zipped or nested with it a LoadBalance of its own"
+            )
         return self._plans[ahead]
 
     def is_short(self, plan: RoundPlan) -> bool:

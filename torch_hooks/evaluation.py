@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sized
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any, TypeVar, cast
 
@@ -13,8 +15,10 @@ from torch.utils.data import DataLoader, Dataset
 
 from hvd_hetero.averages import Numbers, Part, averages, joined
 from hvd_hetero.checks import integer
-from hvd_hetero.errors import HeteroError
+from hvd_hetero.data.same_data import drawn_rows, ranks_with_other_data
+from hvd_hetero.errors import HeteroError, PlanMismatchError
 from hvd_hetero.session import LoadBalanceBase
+from torch_hooks.data.contents import rows_at
 from torch_hooks.data.counting import Weights
 from torch_hooks.data.samplers import random_state_kept
 from torch_hooks.data.workers import EndsWithRank
@@ -23,6 +27,8 @@ from torch_hooks.wires.choice import wire_here
 
 Values = TypeVar("Values", float, torch.Tensor, Mapping[str, float | torch.Tensor])
 Found = TypeVar("Found")
+
+logger = logging.getLogger(__name__)
 
 
 class EvaluationLoader:
@@ -35,8 +41,9 @@ class EvaluationLoader:
     equally many batches, of unequal size, and a dataset of fewer samples than ranks goes whole to each of them. It has
     no ``len()``: the number of batches changes with the speeds.
 
-    ``batch_size``: the largest batch on any rank; None: as many samples as a rank trains on at equal shares. Other
-    options are the ``DataLoader``'s: ``collate_fn``, ``num_workers``, ``pin_memory`` and so on.
+    ``batch_size``: the largest batch on any rank; None: as many samples as a micro-batch of training has at equal
+    shares, and no more than ``max_micro_batch`` of any rank. Other options are the ``DataLoader``'s: ``collate_fn``,
+    ``num_workers``, ``pin_memory`` and so on.
     """
 
     def __init__(
@@ -45,13 +52,17 @@ class EvaluationLoader:
         if not (isinstance(dataset, Sized) and hasattr(dataset, "__getitem__")):
             raise ValueError(
                 f"dataset must have __len__ and __getitem__ to be evaluated in parts, and {type(dataset).__name__} has "
-                "not; iterate over a part of the stream on each rank, and call average_by_samples at the end"
+                "not; give the dataset of a DataLoader, and iterate over a part of a stream on each rank, with "
+                "average_by_samples at the end"
             )
         self.dataset = dataset
         """The dataset, as given."""
         self._session = cast(TorchSession, balance._session)
-        size = int(self._session.balancer.planner.typical_size) if batch_size is None else batch_size
-        self._batch_size = integer("batch_size", size, 1, remedy="give the samples that a forward pass has memory for")
+        planner = self._session.balancer.planner
+        if batch_size is None:
+            each = planner.global_batch // (planner.workers * max(planner.room.least, 1))
+            batch_size = max(int(min(planner.typical_size, each, planner.room.user_bounds.min())), 1)
+        self._batch_size = integer("batch_size", batch_size, 1, remedy="give the samples that a forward pass has memory for")
         loader_options["worker_init_fn"] = EndsWithRank(loader_options.get("worker_init_fn"))
         self._options = loader_options
 
@@ -91,10 +102,11 @@ class EvaluationLoader:
     def on_all_ranks(self, part: Callable[[], Found]) -> list[Found]:
         """Return what ``part``, which iterates over this loader, returns on each rank, and learn from its seconds.
 
-        One collective. If it fails on one rank, all raise, at the end of their own parts. The random state, and what is
-        measured of a round under way, stay as they are.
+        One collective. If it fails on one rank, all raise, at the end of their own parts; and if ranks hold datasets
+        that differ. The random state, and what is measured of a round under way, stay as they are.
         """
-        session = self._session
+        session, size = self._session, len(cast(Sized, self.dataset))
+        shown = drawn_rows(size, partial(rows_at, dataset=self.dataset)) if size else (0, {})
         failure: Exception | None = None
         found, began_at = None, time.perf_counter()
         devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
@@ -104,15 +116,23 @@ class EvaluationLoader:
                     found = part()
             except Exception as error:  # noqa: BLE001 - it is raised below, once the other ranks know of it
                 failure = error
+                # Ranks that wait for this one in a layer, as FSDP2's do, never come to where all raise.
+                logger.exception("this rank failed in an evaluation, and waits for the end of the others' parts")
             said = None if failure is None else f"{type(failure).__name__}: {failure}"
-            mine = said, time.perf_counter() - began_at, found
-            failures, seconds, results = zip(
+            mine = said, time.perf_counter() - began_at, shown, found
+            failures, seconds, everywhere, results = zip(
                 *session.wire.allgather_object(mine, name=f"{session.prefix}.evaluation"), strict=True
             )
         if failure is not None:
             raise failure
         if failed := [(rank, what) for rank, what in enumerate(failures) if what is not None]:
             raise HeteroError(f"rank {failed[0][0]} failed in an evaluation: {failed[0][1]}. Its log shows where")
+        others = [rank for rank, (length, _) in enumerate(everywhere) if length != everywhere[0][0]]
+        if others := others or ranks_with_other_data(everywhere):
+            raise PlanMismatchError(
+                f"ranks {others} hold other samples to evaluate than rank 0. Give every rank the whole dataset, which is "
+                "divided here, or evaluate a part of its own on each rank and call average_by_samples"
+            )
         if not self.repeats:
             session.evaluation.learn(self._plan, seconds)
         return list(results)
@@ -133,17 +153,22 @@ def evaluated(loader: EvaluationLoader, function: Callable[[Any], Mapping[str, A
 
     def part() -> Part:
         batches, weigh, whole, found = loader.batches(), Weights(weight_of), 0.0, dict[str, Numbers]()
+        first: dict[str, Any] = {}
         for indices, batch in zip(batches, loader.read(batches), strict=True):
             values = function(batch)
             if not isinstance(values, Mapping):
                 raise TypeError(
                     f'the function must return means by name, such as {{"loss": loss}}, got {type(values).__name__}'
                 )
-            if found and values.keys() != found.keys():
-                raise ValueError(f"the function must return the same names for every batch, got {[*values]}")
+            numbers = {name: np.asarray(torch.as_tensor(v).detach().cpu().double()) for name, v in values.items()}
+            shapes = {name: value.shape for name, value in numbers.items()}
+            if shapes != (first := first or shapes):
+                raise ValueError(
+                    f"the function must return the same names and shapes for every batch, got {shapes} after {first}; "
+                    "return means over the samples of the batch"
+                )
             weight = float(len(indices) if (count := weigh(batch, len(indices))) is None else count) * loader.counts
             if weight > 0.0:  # a mean over no tokens is NaN
-                numbers = {name: np.asarray(torch.as_tensor(v).detach().cpu().double()) for name, v in values.items()}
                 found = {name: found.get(name, 0.0) + weight * value for name, value in numbers.items()}
                 whole += weight
         return whole, found

@@ -97,7 +97,7 @@ class EpochEnd:
     def joins_with(self, plan: RoundPlan, rest: int) -> bool:
         """Return whether a remainder joins a round with this plan."""
         apart, together = self.apart(plan), plan.total + rest
-        most = self.room.most
+        most = self.room.most(plan.total)
         return rest < apart and (together <= most or most < plan.total or together < 2 * apart)
 
     def fit(self, plan: RoundPlan, left: int) -> RoundPlan:

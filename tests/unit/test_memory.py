@@ -90,13 +90,14 @@ def test_bounds_are_resolved_by_the_names_of_devices(caplog):
         BSP(max_micro_batch={"small": 0})
 
 
+@pytest.mark.parametrize("exactly", [True, False])
 @pytest.mark.parametrize(("samples", "rounds"), [(51, [12, 12, 12, 11, 4]), (49, [12, 12, 12, 9, 4]), (48, [12] * 4)])
-def test_a_remainder_that_memory_does_not_hold_besides_is_a_round_of_its_own(samples, rounds):
+def test_a_remainder_that_memory_does_not_hold_besides_is_a_round_of_its_own(samples, rounds, exactly):
     from hvd_hetero.data.cutter import Cutter
 
     planner = Planner(BSP(max_micro_batch=3), 2, 12)
     cutters = [Cutter(SharedPermutation(samples), planner, rank) for rank in range(2)]
-    planner.require_equal_counts(2)
+    planner.require_equal_counts(2, exactly=exactly)
     assert cutters[0].rounds_of(samples) == len(rounds)
     done, visited = [], []
     for cutter in cutters:

@@ -48,20 +48,22 @@ class Leaves:
         """Whether the gradients that this round has accumulated were cleared."""
         return self._gathered is not None and not _has_gradient(self._gathered)
 
-    def end_batch(self, *, last: bool) -> None:
-        """End a batch. Unless it is the last, the round has to keep the gradients that it has accumulated."""
-        some = self._some
+    def keep_watch(self) -> None:
+        """End a batch that others of its round follow: what they have accumulated must stay."""
+        # A loss reaches the gathered copies of sharded parameters, not the parameters themselves.
+        some = self._some + [p for p in self._trained.parameters() if hasattr(p, "placements")]
+        self.stop_watching()
+        self._gathered = next(filter(_has_gradient, some), None)
+
+    def stop_watching(self) -> None:
+        """Let gradients be cleared or moved: the round is over, or done again from a copy of them."""
         self._some, self._all, self._gathered = [], set(), None
-        if not last:
-            # A loss reaches the gathered copies of sharded parameters, not the parameters themselves.
-            some += [p for p in self._trained.parameters() if hasattr(p, "placements")]
-            self._gathered = next(filter(_has_gradient, some), None)
 
     def forget(self) -> None:
         """Forget an unfinished round."""
         # Its gradients may be found in .grad by the next round, whose gradient was then wrong by 4.4e-3 without a word.
         self._abandoned += [*self._some, *([] if self._gathered is None else [self._gathered])]
-        self._some, self._all, self._gathered = [], set(), None
+        self.stop_watching()
 
     def belong_to(self, optimizer: torch.optim.Optimizer) -> bool:
         """Return whether this batch's loss has gradients for what an optimizer changes."""

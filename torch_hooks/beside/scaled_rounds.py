@@ -62,8 +62,8 @@ _REMEDIES = Remedies(
     memory="use a smaller model, or set max_micro_batch of the policy",
 )
 _NOT_SCALED = (
-    "the loss of the last batch was not scaled. Write balance.scale(loss).backward() for every batch, with 0 * loss "
-    "for one to skip; in Lightning give callbacks=[ScaleLoss(balance)], in a Trainer end compute_loss in "
+    "the loss of the last batch was not scaled. Write balance.scale(loss).backward() for every batch before you draw the "
+    "next one, with 0 * loss for one to skip; in Lightning give callbacks=[ScaleLoss(balance)], in a Trainer end compute_loss in "
     "super().compute_loss. To validate, use balance.evaluate(dataset, function). Or wrap the optimizer before the "
     "loop: optimizer = DistributedOptimizer(optimizer, balance, model.named_parameters())"
 )
@@ -146,7 +146,7 @@ class ScaledRounds:
         self._require_whole()
         self.redone.begin(first=not self._balancer.in_round, more_parts=more_parts)
         if more_parts:
-            self._leaves.end_batch(last=True)  # what the round has gathered is not where it was
+            self._leaves.stop_watching()  # what the round has gathered is not where it was
         _here.at_work = [*(weakref.ref(each) for each in _at_work() if each is not self), weakref.ref(self)]
         self._stage = _Stage.DRAWN
         self.steps.begin_batch()
@@ -161,10 +161,11 @@ class ScaledRounds:
         if not self.done:
             raise RoundStateError(_NOT_SCALED if self._stage is _Stage.DRAWN else _NOT_BACKWARD)
         last = self._balancer.work.last
-        self._leaves.end_batch(last=last)
         if last:
+            self._leaves.stop_watching()
             self._comparison.close_round()
         else:
+            self._leaves.keep_watch()
             self._balancer.pause()
         return last
 
@@ -308,7 +309,7 @@ class ScaledRounds:
         self._stage = _Stage.OVER
         self.steps.end_batch()
         self._noise.undo()
-        self._leaves.end_batch(last=True)
+        self._leaves.stop_watching()
         return True
 
     def step_begins(self, optimizer: torch.optim.Optimizer, *, closure: bool) -> None:

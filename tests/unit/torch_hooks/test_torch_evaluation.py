@@ -12,9 +12,10 @@ pytest.importorskip("torch")
 
 import torch
 from clocks import ThreadClock
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
-from hvd_hetero.errors import HeteroError, RoundStateError
+from hvd_hetero.errors import HeteroError, PlanMismatchError, RoundStateError
+from hvd_hetero.policies import BSP
 from hvd_hetero.rounds import FinishedRound, RoundTable
 from hvd_hetero.session import balancer_of
 from hvd_hetero.testing import ThreadRankError, run_on_threads
@@ -126,7 +127,30 @@ def test_a_weight_that_is_none_is_refused_instead_of_left_out(weight):
         on_ranks(lambda rank, balance: balance.evaluate(TensorDataset(X), means, weight_of=lambda batch: weight))
 
 
-def test_a_rank_that_fails_ends_the_evaluation_on_all_of_them_and_training_can_go_on():
+@pytest.mark.parametrize("length", [lambda rank: 6, lambda rank: 6 + rank])
+def test_parts_that_a_user_has_cut_are_refused_on_all_ranks_and_not_divided_again(length):
+    def case(rank, balance):
+        part = Subset(TensorDataset(X), range(rank, 3 * length(rank), 3))
+        with pytest.raises(PlanMismatchError, match=r"average_by_samples"):
+            balance.evaluate(part, means)
+
+    on_ranks(case)
+
+
+@pytest.mark.parametrize(
+    ("policy", "micro_batches", "largest"), [(BSP(), 4, 2), (BSP(max_micro_batch=[6, 2]), 2, 2), (BSP(), 1, 8)]
+)
+def test_batches_are_those_of_training_at_equal_shares_and_keep_to_the_least_bound(policy, micro_batches, largest):
+    def case(rank):
+        balance, sizes = LoadBalance(policy, global_batch=16), []
+        BalancedLoader(TensorDataset(X), balance, micro_batches=micro_batches)
+        balance.evaluate(TensorDataset(X), lambda batch: sizes.append(len(batch[0])) or {"x": 0.0})
+        return max(sizes)
+
+    assert max(run_on_threads(case, 2, 60.0)) == largest
+
+
+def test_a_rank_that_fails_ends_the_evaluation_on_all_of_them_and_training_can_go_on(caplog):
     def case(rank, balance):
         def fails(batch):
             if rank == 1:
@@ -139,6 +163,7 @@ def test_a_rank_that_fails_ends_the_evaluation_on_all_of_them_and_training_can_g
 
     for rank, (said, mean) in enumerate(on_ranks(case)):
         assert mean == pytest.approx(X.mean().item())
+        assert "label 7" in caplog.text, "else what failed is not seen where others wait in a layer"
         assert rank == 1 or said.startswith("rank 1 failed in an evaluation: KeyError: 'label 7'")
 
 
@@ -147,8 +172,10 @@ def test_a_rank_that_fails_ends_the_evaluation_on_all_of_them_and_training_can_g
     [
         (TensorDataset(X[:0]), means, "nothing to average"),
         (TensorDataset(X), lambda batch: {f"of {len(batch[0])}": 1.0}, "the same names"),
+        (TensorDataset(X), lambda batch: {"x": batch[0]}, "means over the samples"),
         (TensorDataset(X), lambda batch: batch[0].mean(), "means by name.*got Tensor"),
         (Stream(), means, "must have __len__"),
+        (DataLoader(TensorDataset(X)), means, "the dataset of a DataLoader"),
     ],
 )
 def test_what_cannot_be_evaluated_is_refused(data, function, error):
