@@ -172,8 +172,8 @@ class Planner(Kept):
         """Return the plan of the round ``ahead`` rounds after the present one (or the next, between rounds)."""
         if not 0 <= ahead <= self.rounds_ahead:
             raise RoundStateError(
-                f"plans are known up to {self.rounds_ahead} rounds ahead, asked for {ahead}; iterate over one loader of "
-                "a LoadBalance at a time, and give one that is zipped or nested with it a LoadBalance of its own"
+                f"plans are known up to {self.rounds_ahead} rounds ahead, asked for {ahead}; iterate over one loader "
+                "of a LoadBalance at a time, and give one that is zipped or nested with it a LoadBalance of its own"
             )
         return self._plans[ahead]
 

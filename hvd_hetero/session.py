@@ -7,6 +7,7 @@ import itertools
 import os
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, ClassVar
 
 from hvd_hetero.balancer import Balancer
@@ -183,6 +184,10 @@ class Session:
         """Note that the calling thread trains: the watchdog looks at it if training stops."""
         if self._watchdog is not None:
             self._watchdog.trains_here()
+
+    def joining(self) -> AbstractContextManager[None]:
+        """Have the watchdog look after a wait for all ranks that is in no round."""
+        return nullcontext() if self._watchdog is None else self._watchdog.joining()
 
     def on_round(self, function: Listener, every: int = 1) -> None:
         """Call ``function`` with the record of every ``every``-th round, on rank 0."""

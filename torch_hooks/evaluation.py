@@ -62,7 +62,9 @@ class EvaluationLoader:
         if batch_size is None:
             each = planner.global_batch // (planner.workers * max(planner.room.least, 1))
             batch_size = max(int(min(planner.typical_size, each, planner.room.user_bounds.min())), 1)
-        self._batch_size = integer("batch_size", batch_size, 1, remedy="give the samples that a forward pass has memory for")
+        self._batch_size = integer(
+            "batch_size", batch_size, 1, remedy="give the samples that a forward pass has memory for"
+        )
         loader_options["worker_init_fn"] = EndsWithRank(loader_options.get("worker_init_fn"))
         self._options = loader_options
 
@@ -114,15 +116,15 @@ class EvaluationLoader:
             try:
                 with torch.no_grad():
                     found = part()
-            except Exception as error:  # noqa: BLE001 - it is raised below, once the other ranks know of it
+            except Exception as error:
                 failure = error
                 # Ranks that wait for this one in a layer, as FSDP2's do, never come to where all raise.
                 logger.exception("this rank failed in an evaluation, and waits for the end of the others' parts")
             said = None if failure is None else f"{type(failure).__name__}: {failure}"
             mine = said, time.perf_counter() - began_at, shown, found
-            failures, seconds, everywhere, results = zip(
-                *session.wire.allgather_object(mine, name=f"{session.prefix}.evaluation"), strict=True
-            )
+            with session.joining():
+                parts = session.wire.allgather_object(mine, name=f"{session.prefix}.evaluation")
+        failures, seconds, everywhere, results = zip(*parts, strict=True)
         if failure is not None:
             raise failure
         if failed := [(rank, what) for rank, what in enumerate(failures) if what is not None]:
@@ -130,8 +132,8 @@ class EvaluationLoader:
         others = [rank for rank, (length, _) in enumerate(everywhere) if length != everywhere[0][0]]
         if others := others or ranks_with_other_data(everywhere):
             raise PlanMismatchError(
-                f"ranks {others} hold other samples to evaluate than rank 0. Give every rank the whole dataset, which is "
-                "divided here, or evaluate a part of its own on each rank and call average_by_samples"
+                f"ranks {others} hold other samples to evaluate than rank 0. Give every rank the whole dataset, which "
+                "is divided here, or evaluate a part of its own on each rank and call average_by_samples"
             )
         if not self.repeats:
             session.evaluation.learn(self._plan, seconds)

@@ -40,6 +40,8 @@ class Progress:
         self.rank = balancer.rank
         self.thread = threading.get_ident()
         """The thread that trains."""
+        self.joins = False
+        """Whether that thread waits for all ranks outside of a round, as at the end of an evaluation."""
         self._waits_in = tuple(waits_in)
         self._waits_at_the_end_in = (*self._waits_in, *waits_at_the_end_in)
         self._stopped_s = stopped_s
@@ -64,7 +66,8 @@ class Progress:
             waits, of_its_own, where = locate(self.thread, self._waits_at_the_end_in if ends else self._waits_in)
             waits = waits or balancer.meter.reads  # in a thread of autograd, perhaps
             at_end = ends and waits and not of_its_own
-            stage = f"{rounds} {'end' if at_end else 'body' if balancer.in_round else 'between'}"
+            between = "joins" if self.joins else "body" if balancer.in_round else "between"
+            stage = f"{rounds} {'end' if at_end else between}"
         self.has_progressed(balancer)
         found = (stage, waits, where)
         if self._found not in (None, found):
@@ -73,8 +76,9 @@ class Progress:
         return Whereabouts(self.rank, rounds, stage, waits, where, time.monotonic() - self.since)
 
     def standstill(self, balancer: Balancer) -> Whereabouts | None:
-        """Return where this rank is, if it stands still in a round; None if there is nothing to wait for."""
-        return None if self.has_progressed(balancer) or not balancer.in_round else self.where()
+        """Return where this rank is, if it stands still in a round or joins; None if there is nothing to wait for."""
+        waits = balancer.in_round or self.joins
+        return None if self.has_progressed(balancer) or not waits else self.where()
 
     def has_progressed(self, balancer: Balancer | None) -> bool:
         """Return whether training has gone on since the last look; if so, waiting begins now at the earliest."""

@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import astuple, dataclass, field
 
 from hvd_hetero.balancer import Balancer
@@ -130,6 +130,15 @@ class Watchdog:
     def trains_here(self) -> None:
         """Note that the thread that calls is the one that trains. Until then, it is the one that made this."""
         self._progress.thread = threading.get_ident()
+
+    @contextlib.contextmanager
+    def joining(self) -> Iterator[None]:
+        """Watch a wait of this thread for all ranks outside of a round."""
+        self._progress.joins = True
+        try:
+            yield
+        finally:
+            self._progress.joins = False
 
     def end_others(self, text: str) -> None:
         """End all other ranks with this message."""

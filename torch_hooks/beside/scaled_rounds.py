@@ -62,10 +62,10 @@ _REMEDIES = Remedies(
     memory="use a smaller model, or set max_micro_batch of the policy",
 )
 _NOT_SCALED = (
-    "the loss of the last batch was not scaled. Write balance.scale(loss).backward() for every batch before you draw the "
-    "next one, with 0 * loss for one to skip; in Lightning give callbacks=[ScaleLoss(balance)], in a Trainer end compute_loss in "
-    "super().compute_loss. To validate, use balance.evaluate(dataset, function). Or wrap the optimizer before the "
-    "loop: optimizer = DistributedOptimizer(optimizer, balance, model.named_parameters())"
+    "the loss of the last batch was not scaled. Write balance.scale(loss).backward() for every batch before you draw "
+    "the next, with 0 * loss for one to skip; in Lightning give callbacks=[ScaleLoss(balance)], in a Trainer end "
+    "compute_loss in super().compute_loss. To validate, use balance.evaluate(dataset, function). Or wrap the optimizer "
+    "before the loop: optimizer = DistributedOptimizer(optimizer, balance, model.named_parameters())"
 )
 _NOT_BACKWARD = (
     "the scaled loss of the last batch was not used, so other ranks would wait for its gradient; call "

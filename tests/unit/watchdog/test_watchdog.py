@@ -322,6 +322,8 @@ def test_a_stack_is_read_only_while_nothing_goes_on(monkeypatch):
         assert len(looked) == number + 1
         balancer.discard_round()
         assert progress.standstill(balancer) is progress.standstill(balancer) is None, "it is in no round"
+    progress.joins = True
+    assert progress.standstill(balancer).where == "somewhere", "it waits for all, as at the end of an evaluation"
 
 
 def test_a_wait_begins_where_the_rank_last_went_on_and_anew_where_it_is_elsewhere(monkeypatch):
