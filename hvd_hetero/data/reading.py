@@ -32,7 +32,11 @@ class Place:
         begin, opened_by = state["mark"]
         self.number: int = begin
         """The number of the sample that is read next."""
+        self.count = 0
+        """The samples that it has passed, but for those that were done before."""
         self.ended = False
+        self.begun_again = False
+        """Whether somebody reads the stream from its front again already."""
         self.marks: deque[tuple[int, Any]] = deque([(begin, opened_by)])
         self._until: int = state["until"]  # samples before this one are done,
         self._left = set(state["left"])  # but for these
@@ -41,7 +45,10 @@ class Place:
         """Pass over the next sample, and return its number; None if it is done."""
         self.number += 1
         number = self.number - 1
-        return None if number < self._until and number not in self._left else number
+        if number < self._until and number not in self._left:
+            return None
+        self.count += 1
+        return number
 
     def numbers(self, count: int) -> list[int]:
         """Pass over so many samples that are not done, and return their numbers."""

@@ -82,7 +82,6 @@ class StreamParts(SampleOrder):
         self._places: dict[Key, Place] = {}
         self._part_of_rank: list[Key | None] = [None] * len(self._pools)
         self._reader: Reader | None = None  # of this rank's part
-        self._unsent = 0  # samples that it has read, of which the others do not know
         for pool in self._pools:
             pool.clear()
         self._held: dict[Sample, Any] = {}  # what it has read, and holds in its pool and its rounds in flight
@@ -173,6 +172,9 @@ class StreamParts(SampleOrder):
         places = {Key(*key): place for *key, place in state["parts"]}
         self._begin(state["epoch"], list(places), state["round"])
         self._places = {key: Place(place) for key, place in places.items() if place is not None}
+        newest = {key[1:]: key.number for key in sorted(places)}
+        for key, place in self._places.items():  # it was read to its end, and is not done
+            place.begun_again = key.number < newest[key[1:]]
 
     def _unfinished(self) -> dict[Key, list[int]]:
         left: dict[Key, list[int]] = {}
@@ -210,10 +212,10 @@ class StreamParts(SampleOrder):
                 if rank == self._rank:
                     self._reader = Reader(partial(self._source, *key), place.state_dict(()))
         self._read_ahead(samples, shares)
-        mine = None
-        if self._reader is not None and self._is_open(self._rank):
+        mine, key = None, self._part_of_rank[self._rank]
+        if key is not None and self._reader is not None and self._is_open(self._rank):
             self._reader.forget(self._reader.number)  # one mark is left, the last
-            mine, self._unsent = (self._unsent, self._reader.ended, self._reader.marks[0]), 0
+            mine = self._reader.count - self._places[key].count, self._reader.ended, self._reader.marks[0]
         received = self._gather(mine)
         for rank, key in enumerate(self._part_of_rank):
             if key is None or received[rank] is None:
@@ -222,7 +224,7 @@ class StreamParts(SampleOrder):
             count, place.ended, mark = received[rank]
             self._pools[rank].extend((key, number) for number in place.numbers(count))
             place.marks.append(mark)
-            if place.ended and self._rounds is not None:
+            if place.ended and self._rounds is not None and not place.begun_again:
                 if place.number == 0:
                     raise ValueError(no_samples(f"rank {rank}", self.epoch))
                 self._queue.append(key._replace(number=key.number + 1))
@@ -238,8 +240,8 @@ class StreamParts(SampleOrder):
             return
         weights = [max(share, 1) if self._is_open(rank) else 0 for rank, share in enumerate(shares)]
         level = -(-_AHEAD_ROUNDS * samples * weights[self._rank] // sum(weights))
-        found = self._reader.read(level - len(self._pools[self._rank]) - self._unsent)
-        self._unsent += len(found)
+        unsent = self._reader.count - self._places[key].count  # the others do not know of these
+        found = self._reader.read(level - len(self._pools[self._rank]) - unsent)
         self._held |= {(key, number): sample for number, sample in found}
 
     def _even_out(self, plan: RoundPlan) -> None:

@@ -132,27 +132,32 @@ def test_to_go_on_reads_again_from_the_last_marks_alone():
     assert len(again) == len(set(again)), "no sample twice"
 
 
-@pytest.mark.parametrize("rank", range(2))
-def test_parts_of_their_own_begin_again_and_go_on_from_epoch_to_epoch(rank):
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("apart", [1, 4, 6, 7, 9])
+def test_parts_begin_again_and_go_on_from_epoch_to_epoch_and_from_any_round(own, apart):
     gather = Gather(2)
 
     def case(rank):
-        order = StreamParts(source([5, 9]), 2, rank, 2, gather.of(rank), own=True, rounds=4)
-        done = []
-        for epoch in range(3):
-            order.start(epoch)
-            while order.holds(1):
+        order, done, rounds = None, [], 0
+        for epoch in range(6):
+            for _ in range(4):
+                if rounds % apart == 0:
+                    state = order and json.loads(json.dumps(order.state_dict()))
+                    order = StreamParts(source([5, 9]), 2, rank, 2, gather.of(rank), own=own, rounds=4)
+                    order.load_state_dict(state) if state else order.start(epoch)
+                rounds += 1
+                assert order.holds(1)
                 done += order.take(RoundPlan((2, 3), (2, 3), "first"), rank).part[: 1 + rank]
                 order.finish([1, 2])
-                if epoch == 1:
-                    state = json.loads(json.dumps(order.state_dict()))
-                    order = StreamParts(source([5, 9]), 2, rank, 2, gather.of(rank), own=True, rounds=4)
-                    order.load_state_dict(state)
-        return [(part, i) for _, part, i in done]
+            assert not order.holds(1)
+            order.start(epoch + 1)
+        return done
 
-    length = (5, 9)[rank]
-    expected = [(rank, i % length) for i in range(12 * (1 + rank))]
-    assert run_on_threads(case, 2)[rank] == expected
+    done = run_on_threads(case, 2)
+    for rank, length in enumerate((5, 9)):
+        assert len(done[rank]) == 24 * (1 + rank)
+        assert not own or [sample[1:] for sample in done[rank]] == [(rank, i % length) for i in range(24 * (1 + rank))]
+    assert len({*done[0], *done[1]}) == 24 * 3, "none twice in a pass"
 
 
 def test_what_cannot_be_read_is_told_with_a_remedy():
