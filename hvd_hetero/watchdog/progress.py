@@ -83,7 +83,7 @@ class Progress:
     def has_progressed(self, balancer: Balancer | None) -> bool:
         """Return whether training has gone on since the last look; if so, waiting begins now at the earliest."""
         now = time.monotonic()
-        mark = (_rounds_and_micro_batches(), balancer and (balancer.in_round, balancer.synchronising))
+        mark = (_rounds_and_micro_batches(), self.joins, balancer and (balancer.in_round, balancer.synchronising))
         # A long time without a look means that this process was stopped, with or without the others.
         goes_on = mark != self._mark or now - self._looked_at > self._stopped_s
         self._mark, self._looked_at = mark, now

@@ -323,6 +323,7 @@ def test_a_stack_is_read_only_while_nothing_goes_on(monkeypatch):
         balancer.discard_round()
         assert progress.standstill(balancer) is progress.standstill(balancer) is None, "it is in no round"
     progress.joins = True
+    assert progress.standstill(balancer) is None, "its wait has only begun"
     assert progress.standstill(balancer).where == "somewhere", "it waits for all, as at the end of an evaluation"
 
 
@@ -342,6 +343,22 @@ def test_a_wait_begins_where_the_rank_last_went_on_and_anew_where_it_is_elsewher
     assert progress.where().for_s == 1.5
     balancer.begin(MicroBatch(balancer.plan(), 4))
     assert progress.where().for_s == 0.0
+
+
+def test_a_wait_at_the_end_of_an_evaluation_is_no_older_than_that_end(monkeypatch):
+    """All ranks were ended in the collective that followed an evaluation of more than patience.silent seconds."""
+    ranks = Ranks(1)
+    progress = ranks.run_alone()
+    balancer, now = progress.training, [100.0]
+    monkeypatch.setattr("hvd_hetero.watchdog.progress.locate", lambda *_: (True, False, "here"))
+    monkeypatch.setattr("hvd_hetero.watchdog.progress.time", SimpleNamespace(monotonic=lambda: now[0]))
+    for _ in range(400):
+        now[0] += 1.0
+        assert progress.standstill(balancer) is None, "it evaluates"
+    progress.joins = True
+    for seconds in (0.0, 3.0):
+        now[0] += seconds
+        assert progress.where().for_s == seconds
 
 
 def test_a_watchdog_that_is_closed_leaves_neither_thread_nor_socket():
