@@ -84,16 +84,19 @@ class Room:
         self._grown: npt.ArrayLike = NO_BOUND
         """The largest micro-batch of each rank so far, and how far it may grow now."""
 
+    def count(self, total: int) -> int:
+        """Return how many micro-batches each rank does of a round of so many samples, where all do equally many."""
+        return self.least if self.exactly else max(self.least, -(-total // int(self.user_bounds.sum())))
+
     def most(self, total: int) -> float:
         """Return the samples of the largest round in no more micro-batches on all ranks than ``total`` samples need."""
-        each = int(self.user_bounds.sum())
-        count = self.least if self.exactly else max(self.least, -(-total // each))
-        return count * each if self.least else math.inf
+        return self.count(total) * int(self.user_bounds.sum()) if self.least else math.inf
 
-    @property
-    def most_held(self) -> float:
-        """The samples of the largest round, where all ranks do equally many micro-batches."""
-        return self.least * int(self.held.sum()) if self.least else math.inf
+    def most_held(self, total: int) -> float:
+        """Return the same by what is learned, too; no limit where more micro-batches than these would hold more."""
+        if not self.least or (not self.exactly and (self.held == self.user_bounds).all()):
+            return math.inf
+        return self.count(total) * int(self.held.sum())
 
     def learn(self, finished: FinishedRound) -> None:
         """Take up the ranks' bounds, and let micro-batches grow by a quarter at most, where memory is measured.
@@ -124,7 +127,7 @@ class Room:
         user = self.user_bounds
         held, grown = (user, user) if by_user else (self.held, self._grown)
         if self.least:
-            count = self.least if self.exactly else max(self.least, -(-plan.total // int(user.sum())))
+            count = self.count(plan.total)
             # Where not all can be kept, the user's are kept longest: beyond the others a batch may fit, or be parted.
             for most in (np.minimum(held, grown), held, user):
                 plan = plan.capped(count * most, fixed_samples, multiple_of)

@@ -210,7 +210,7 @@ class Planner(Kept):
         self.room.learn(finished)
         if self.goodput is not None:
             plan = plan.within(self.room.held)
-            self.goodput.fits = self.room.most_held
+            self.goodput.fits = self.room.most_held(plan.total)
             plan = self.goodput.reconsider(self.policy, plan, believed.table, self.noise, self.typical_size)
         fixed_samples = finished.table.column("fixed_samples")
         plan = self.room.bounded(plan, fixed_samples, self.policy.multiple_of)

@@ -260,7 +260,7 @@ def test_a_global_batch_that_adapts_grows_as_far_as_ranks_hold_it():
     planner.require_equal_counts(1, exactly=False)
     assert planner.goodput.chosen(16, (1e6, 1e6), lambda total: 1.0) == 32, "twice as many at most"
     planner.room.hold([18, 13])
-    planner.goodput.fits = planner.room.most_held
+    planner.goodput.fits = planner.room.most_held(16)
     assert 16 < planner.goodput.chosen(16, (1e6, 1e6), lambda total: 1.0) <= 31
 
 
@@ -285,6 +285,15 @@ def test_a_global_batch_that_adapts_falls_where_ranks_no_longer_hold_it(limits, 
     planner = Planner(BSP(), 2, Goodput(start=48, least=16, most=64))
     planner.require_equal_counts(1, exactly=False)
     assert agreed(planner, limits).total == total
+
+
+@pytest.mark.parametrize("least", [1, 2])
+def test_a_global_batch_that_adapts_stays_where_its_rounds_need_more_micro_batches_by_what_is_said(least):
+    planner = Planner(BSP(max_micro_batch=8), 2, Goodput(start=32, least=16, most=64))
+    planner.require_equal_counts(least, exactly=False)
+    assert agreed(planner, (8, 8)).total == 32
+    assert planner.goodput.chosen(32, (1e6, 1e6), lambda total: 1.0) == 64
+    assert agreed(planner, (8, 4)).total == 24, "the largest that two micro-batches of each hold"
 
 
 def test_what_was_learned_of_a_card_holds_in_another_job_on_the_same_cards_alone():
