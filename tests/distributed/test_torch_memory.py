@@ -21,8 +21,8 @@ def ranks(request, pool):
 @pytest.mark.parametrize(
     "case",
     [
-        "one", "views", "in the loss", "in the loss, unused", "in the loss, k = 2", "k = 2", "k = 2, views",
-        "k = 2, twice",
+        "one", "also past DDP", "views", "in the loss", "in the loss, unused", "in the loss, k = 2", "k = 2",
+        "k = 2, views", "k = 2, twice",
     ],
 )  # fmt: skip
 def test_a_batch_that_does_not_fit_is_done_again_in_parts_and_exact(ranks, case):

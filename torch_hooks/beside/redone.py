@@ -182,8 +182,9 @@ def _forward_begins(redone: weakref.ref[Redone], model: weakref.ref[Any], *_: An
 
     At the end of a forward pass DDP begins to expect gradients, and reduces those of the next backward pass, be it a
     part's. What comes between, such as the loss, may still run out of memory. So it begins as the backward pass does.
+    A user's own pass through what DDP wraps is none of DDP's.
     """
-    if (noting := redone()) is not None and (each := model()) is not None:
+    if (noting := redone()) is not None and (each := model()) is not None and each._get_active_ddp_module() is each:
         noting.sent.append(each)
         if noting._guarded and torch.is_grad_enabled() and each.require_backward_grad_sync:
             each.require_backward_grad_sync = False

@@ -86,8 +86,9 @@ class Indices(torch.utils.data.Dataset):  # type: ignore[type-arg]
 
 
 def train(
-    how: str, place: str = "forward", k: int = 1, guarded: bool = True, clears: str = "after", **options: Any
-) -> dict[str, Any]:
+    how: str, place: str = "forward", k: int = 1, guarded: bool = True, clears: str = "after", twice: bool = False,
+    **options: Any,
+) -> dict[str, Any]:  # fmt: skip
     """A loop as people have it; on rank 0 batches fail that hold more than ``FITS`` samples."""
     late_tables._SUM_CPU_S = 0.0
     net = Net(place)
@@ -115,6 +116,8 @@ def train(
             optimizer.zero_grad()
         with nullcontext() if how == "horovod" else balance.accumulate(model):
             loss = loss_of(model, index)
+            if twice:  # past DDP, as for a penalty
+                loss = (loss + loss_of(model.module, index)) / 2
             if place == "loss" and net.failed > failed:
                 raise torch.OutOfMemoryError("CUDA out of memory (a test)")
             loss = balance.scale(loss)
@@ -163,6 +166,7 @@ def cases() -> dict[str, Callable[[], Any]]:
         }
     return {
         "one": lambda: train("ddp"),
+        "also past DDP": lambda: train("ddp", twice=True),
         "views": lambda: train("ddp", gradient_as_bucket_view=True),
         "in the loss": lambda: train("ddp", place="loss"),
         "in the loss, unused": lambda: train("ddp", place="loss", find_unused_parameters=True),
