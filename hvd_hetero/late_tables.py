@@ -74,8 +74,9 @@ class LateTables:
         # same line.
         balancer, meter = self._balancer, self._balancer.meter
         rounds, last = len(self._rounds), self._rounds[-1]
-        # The plan that others are shortened from, as at the end of an epoch.
-        plan = max((work.plan for work in reversed(self._rounds)), key=lambda plan: plan.total)
+        # The plan of a whole round: at the end of an epoch some are shorter, or longer by a remainder that joins them.
+        whole = balancer.plan().total
+        plan = max((work.plan for work in reversed(self._rounds)), key=lambda plan: (plan.total <= whole, plan.total))
         meter.learn(short=self._short)
         prints = [work.plan.fingerprint(work.data) for work in self._rounds]
         report = RoundReport(
