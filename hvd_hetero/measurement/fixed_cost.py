@@ -13,10 +13,10 @@ r, with ``β = r φ / (1 - φ)``, forecasts the M rounds after a change of size 
     L(φ) <- L(φ) + (τ + 1) log(1 + ν(φ)² / (τ v)),         v = σ² (1 + 1 / n) + σ_0²
 
 with n the rounds in ℓ, and σ_0 = 0.01 for what a line leaves out of a real step. L is twice the negative logarithm of a
-Student likelihood with τ degrees of freedom. One round that is out of line is no level: it may be a stumble, which the
-next plan answers by a change of size. While the size stays, all φ forecast alike. σ is 1.48 medians of what
+Student likelihood with τ degrees of freedom. While the size stays, all φ forecast alike, and a round that is out of
+line begins no level: it may be a stumble, which the next plan answers by a change of size. σ is 1.48 medians of what
 rounds differ from their level, found by steps of a tenth. Rank i's evidence is its own L_i and that of the others,
-which counts for C at most. A priori all φ of the grid are equally likely, and β comes from the mean of φ. So a split
+which counts for C at most. A priori all φ are equally likely, and β comes from the mean of φ. So a split
 that is made before much is known does not count on the time to follow it.
 
 Shapes: n ranks, a grid of G shares φ. Cost: O(n) a round, O(nG) in the M rounds after a change of size.
