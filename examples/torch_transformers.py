@@ -77,7 +77,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--accumulate", type=int, default=1, help="micro-batches of a round")
-    parser.add_argument("--slow", type=int, help="a rank that takes 1 ms more per sample")
+    parser.add_argument("--slow", type=int, help="a rank that takes 3 ms more per sample")
     options = parser.parse_args()
 
     with tempfile.TemporaryDirectory() as directory:
@@ -96,7 +96,7 @@ def main() -> None:
             attention_probs_dropout_prob=0.0,
         )  # fmt: skip
         model = Slow(config)
-        model.seconds = 1e-3 if arguments.process_index == options.slow else 0.0
+        model.seconds = 3e-3 if arguments.process_index == options.slow else 0.0
         trainer = BalancedTrainer(
             model=model, args=arguments, train_dataset=samples[:1500], data_collator=padded,
             balance=LoadBalance("lb-bsp", global_batch=32),  # which is the default policy
