@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sized
-from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any, TypeVar, cast
 
@@ -15,10 +14,10 @@ from torch.utils.data import DataLoader, Dataset
 
 from hvd_hetero.averages import Numbers, Part, averages, joined
 from hvd_hetero.checks import integer
-from hvd_hetero.data.same_data import drawn_rows, ranks_with_other_data
+from hvd_hetero.data.same_data import ranks_with_other_data
 from hvd_hetero.errors import HeteroError, PlanMismatchError
 from hvd_hetero.session import LoadBalanceBase
-from torch_hooks.data.contents import rows_at
+from torch_hooks.data.contents import shown
 from torch_hooks.data.counting import Weights
 from torch_hooks.data.samplers import random_state_kept
 from torch_hooks.data.workers import EndsWithRank
@@ -108,7 +107,7 @@ class EvaluationLoader:
         that differ. The random state, and what is measured of a round under way, stay as they are.
         """
         session, size = self._session, len(cast(Sized, self.dataset))
-        shown = drawn_rows(size, partial(rows_at, dataset=self.dataset)) if size else (0, {})
+        rows = shown(self.dataset) if size else (0, {})
         failure: Exception | None = None
         found, began_at = None, time.perf_counter()
         devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
@@ -121,7 +120,7 @@ class EvaluationLoader:
                 # Ranks that wait for this one in a layer, as FSDP2's do, never come to where all raise.
                 logger.exception("this rank failed in an evaluation, and waits for the end of the others' parts")
             said = None if failure is None else f"{type(failure).__name__}: {failure}"
-            mine = said, time.perf_counter() - began_at, shown, found
+            mine = said, time.perf_counter() - began_at, rows, found
             with session.joining():
                 parts = session.wire.allgather_object(mine, name=f"{session.prefix}.evaluation")
         failures, seconds, everywhere, results = zip(*parts, strict=True)
